@@ -1,0 +1,64 @@
+package tracing
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Live are the values that are read at the moment of a scrape. Each function may be called from any
+// goroutine and must not block; a nil one reads as its family's value before the member has started.
+type Live struct {
+	AuthRevision         func() int64 // etcd_debugging_auth_revision
+	CurrentRevision      func() int64 // etcd_debugging_mvcc_current_revision
+	CompactRevision      func() int64 // etcd_debugging_mvcc_compact_revision; -1 before any compaction
+	Keys                 func() int64 // etcd_debugging_mvcc_keys_total
+	DBSize               func() int64 // etcd_mvcc_db_total_size_in_bytes
+	DBSizeInUse          func() int64 // etcd_mvcc_db_total_size_in_use_in_bytes
+	OpenReadTransactions func() int64 // etcd_mvcc_db_open_read_transactions
+	OldestViewSeconds    func() float64
+	LogDropped           func() int64 // lines that a blocked output did not take
+}
+
+// SetLive hands over where to read the values from. It may be called again.
+func (m *Metrics) SetLive(l Live) { m.live.Store(&l) }
+
+func (m *Metrics) newLive(b builder) {
+	level := func(name, help string, before float64, pick func(*Live) func() int64) {
+		b.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},
+			func() float64 {
+				if read := pick(m.live.Load()); read != nil {
+					return float64(read())
+				}
+				return before
+			}))
+	}
+	level("etcd_debugging_auth_revision", "The current revision of auth store.",
+		0, func(l *Live) func() int64 { return l.AuthRevision })
+	level("etcd_debugging_mvcc_current_revision", "The current revision of store.",
+		0, func(l *Live) func() int64 { return l.CurrentRevision })
+	level("etcd_debugging_mvcc_compact_revision", "The revision of the last compaction in store.",
+		-1, func(l *Live) func() int64 { return l.CompactRevision })
+	level("etcd_debugging_mvcc_keys_total", "Total number of keys.",
+		0, func(l *Live) func() int64 { return l.Keys })
+	level("etcd_mvcc_db_total_size_in_bytes",
+		"Total size of the underlying database physically allocated in bytes.",
+		0, func(l *Live) func() int64 { return l.DBSize })
+	level("etcd_mvcc_db_total_size_in_use_in_bytes",
+		"Total size of the underlying database logically in use in bytes.",
+		0, func(l *Live) func() int64 { return l.DBSizeInUse })
+	level("etcd_mvcc_db_open_read_transactions", "The number of currently open read transactions",
+		0, func(l *Live) func() int64 { return l.OpenReadTransactions })
+	b.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "sluice_view_oldest_seconds", Help: "Age of the oldest view that a reader still holds.",
+	}, func() float64 {
+		if read := m.live.Load().OldestViewSeconds; read != nil {
+			return read()
+		}
+		return 0
+	}))
+	b.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "sluice_log_dropped_total", Help: "Log lines dropped because an output was blocked.",
+	}, func() float64 {
+		if read := m.live.Load().LogDropped; read != nil {
+			return float64(read())
+		}
+		return 0
+	}))
+}
