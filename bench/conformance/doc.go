@@ -1,0 +1,7 @@
+// Package conformance holds the end-to-end tests of the daemon: it runs Sluice and, as the oracle, real
+// etcd 3.7.3 as processes, and compares their answers, errors, revisions, events, hashes and files.
+//
+// The short forms run with "go test ./..."; flags make the long ones, for instance
+//
+//	go test ./bench/conformance -run Differential -ops 100000 -seed 7
+package conformance
