@@ -327,6 +327,9 @@ func (h Header) Append(b []byte) []byte {
 	return appendVarint(b, 4, h.RaftTerm)
 }
 
+// FieldSize is the length of what AppendField appends.
+func (h Header) FieldSize() int { return sizeSub(1, h.Size()) }
+
 // AppendField appends h as field 1, the place of the header in every response.
 func (h Header) AppendField(b []byte) []byte { return h.Append(appendSub(b, 1, h.Size())) }
 
