@@ -30,7 +30,9 @@ var (
 // An environment variable SLUICE_ETCD names a folder that already has them.
 func Oracle() (Tools, error) { return oracle() }
 
-// Sluice returns the daemon of this tree, built once per process into a temporary folder.
+// Sluice returns the daemon of this tree, built once per process into a temporary folder. An environment
+// variable SLUICE_PROGRAM names another program to put in its place: a test that fails for the reference
+// too, where the reference is right, is a wrong test.
 func Sluice() (string, error) { return sluice() }
 
 // RacedSluice is Sluice built with the race detector.
@@ -78,6 +80,9 @@ func buildOracle() (Tools, error) {
 }
 
 func buildSluice(race bool) (string, error) {
+	if program := os.Getenv("SLUICE_PROGRAM"); program != "" {
+		return program, nil
+	}
 	dir, err := os.MkdirTemp("", "sluice-build-")
 	if err != nil {
 		return "", fmt.Errorf("make a folder for the daemon: %w", err)
