@@ -10,6 +10,13 @@ import (
 	"go.uber.org/zap"
 )
 
+// Purge removes released segments, the oldest first, until keep segments are left; 0 keeps all. Any goroutine
+// may call it.
+func (w *WAL) Purge(keep uint) error {
+	_, err := Purge(w.disk, w.dir, suffixSegment, keep, true, w.log)
+	return err
+}
+
 // Purge removes the oldest files of dir whose name ends in suffix until keep are left, and returns their
 // paths. keep 0 keeps all. With locked, a file is only removed when nobody holds its lock, and the first one
 // that is held ends the pass: everything from there on is in use. Names order by age in all our directories.
