@@ -53,7 +53,7 @@ type Config struct {
 	ForceNewCluster        bool
 
 	// Backend.
-	QuotaBackendBytes               int64 // 2 GiB for 0; negative is unlimited
+	QuotaBackendBytes               int64 // negative is unlimited
 	BackendFreelistType             string
 	BackendBatchInterval            time.Duration
 	BackendBatchLimit               int
@@ -87,32 +87,32 @@ type Config struct {
 	Discovery           Discovery
 
 	// Requests.
-	TxnOpsMax             uint
-	RequestBytesMax       uint
-	ConcurrentStreamsMax  uint32
-	KeepAliveMinTime      time.Duration // --grpc-keepalive-min-time
-	KeepAliveInterval     time.Duration // --grpc-keepalive-interval; 0 is off
-	KeepAliveTimeout      time.Duration // --grpc-keepalive-timeout; 0 is off
-	EnableGateway         bool
-	CORS                  []string // sorted; "*" allows all
-	HostWhitelist         []string // sorted; "*" allows all
-	AuthToken             string
-	AuthTokenTTL          time.Duration
-	BcryptCost            uint
-	ClientTLS, PeerTLS    TLS
-	ClientAutoTLS         bool
-	PeerAutoTLS           bool
-	SelfSignedCertValid   uint // years
-	CipherSuites          []string
-	TLSMinVersion         string
-	TLSMaxVersion         string
-	EnablePprof           bool
-	Metrics               string // "extensive" adds the gRPC handling histogram
-	EnableTracing         bool
-	TracingAddress        string
-	TracingServiceName    string
-	TracingInstanceID     string
-	TracingSamplesPerMill int
+	TxnOpsMax                uint
+	RequestBytesMax          uint
+	ConcurrentStreamsMax     uint32
+	KeepAliveMinTime         time.Duration // --grpc-keepalive-min-time
+	KeepAliveInterval        time.Duration // --grpc-keepalive-interval; 0 is off
+	KeepAliveTimeout         time.Duration // --grpc-keepalive-timeout; 0 is off
+	EnableGateway            bool
+	CORS                     []string // sorted; "*" allows all
+	HostWhitelist            []string // sorted; "*" allows all
+	AuthToken                string
+	AuthTokenTTL             time.Duration
+	BcryptCost               uint
+	ClientTLS, PeerTLS       TLS
+	ClientAutoTLS            bool
+	PeerAutoTLS              bool
+	SelfSignedCertValid      uint // years
+	CipherSuites             []string
+	TLSMinVersion            string
+	TLSMaxVersion            string
+	EnablePprof              bool
+	Metrics                  string // "extensive" adds the gRPC handling histogram
+	EnableTracing            bool
+	TracingAddress           string
+	TracingServiceName       string
+	TracingInstanceID        string
+	TracingSamplesPerMillion int
 
 	// Logging.
 	Logger          string
@@ -123,17 +123,18 @@ type Config struct {
 	LogRotationJSON string
 
 	// Sluice's own.
-	Mailboxes             Mailboxes
-	RaftUncommittedBytes  uint64
-	ValueCacheBytes       int64 // 0: the stage's default
-	ReadBudgetBytes       int64 // 0: the stage's default
-	WatchWindowBytes      int64 // 0: the stage's default
-	GRPCStreamWorkers     uint  // 0: the transport's default
-	RevokesPerSecondMax   int
-	ConfigFile            string
-	HTTPAndGRPCOnOnePort  bool   // no listen-client-http-urls were given
-	DefaultHost           string // set when an advertised default host was replaced, see Parse
-	explicitInitialConfig bool
+	Mailboxes            Mailboxes
+	RaftUncommittedBytes uint64
+	ValueCacheBytes      int64 // 0: the stage's default
+	ReadBudgetBytes      int64 // 0: the stage's default
+	WatchWindowBytes     int64 // 0: the stage's default
+	GRPCStreamWorkers    uint  // 0: the transport's default
+	RevokesPerSecondMax  int
+	ConfigFile           string
+	SinglePort           bool   // no listen-client-http-urls were given: gRPC and HTTP share the client URLs
+	QuotaIsDefault       bool   // quota-backend-bytes was 0
+	explicitCluster      bool   // initial-cluster was given
+	discoveryFallback    string // only "proxy" is looked at, to refuse it
 }
 
 // Mailboxes are the capacities of the stages' mailboxes in messages; 0 means the stage's default.

@@ -84,10 +84,7 @@ func parseCluster(text string) (map[string]URLs, error) {
 		if pair = strings.TrimSpace(pair); pair == "" {
 			continue
 		}
-		name, u, ok := strings.Cut(pair, "=")
-		if !ok || u == "" {
-			return nil, fmt.Errorf("empty URL given for %q", name)
-		}
+		name, u, _ := strings.Cut(pair, "=") // without a URL, ParseURLs says what is missing
 		texts[name] = append(texts[name], u)
 	}
 	peers := make(map[string]URLs, len(texts))
