@@ -25,6 +25,6 @@
 // Restart:    holds nothing durable. Ids begin at a time stamp, so that an id of before is never reused.
 //
 // Waiting costs no map, timer, goroutine or channel per request: cells are preallocated and reused,
-// deadlines are looked at on Tick in the order of ids, which is the order of deadlines. A request whose
-// waiter is gone before it was handed to raft is not proposed any more.
+// deadlines are looked at on Tick. A request whose waiter is gone before it was handed to raft is not
+// proposed any more.
 package propose

@@ -44,8 +44,8 @@ type Progress interface {
 	Applied() uint64   // index of the published view, by apply
 }
 
-// Links tells since when peers are connected, for the text of a timeout.
+// Links tells how long connections have held, for the text of a timeout.
 type Links interface {
-	ConnectedSince(id uint64, since time.Time) bool
-	QuorumSince(since time.Time) bool
+	ConnectedFor(id uint64, d time.Duration) bool // this member with id
+	QuorumFor(d time.Duration) bool               // this member with a quorum of the voters
 }

@@ -35,14 +35,14 @@ type Settings struct {
 }
 
 const (
-	heartbeatTicks    = 1
-	messageBytesMax   = 1 << 20  // of one MsgApp
-	inflightMessages  = 512      // MsgApps on their way to one follower
-	inflightBytesMax  = 64 << 20 // and their bytes
-	applyingBytesMax  = 16 << 20 // handed to apply and not acknowledged
-	cutEvery          = 100      // applied entries between two cuts of the log
-	freshTicks        = 3        // a last tick of this age still proves that the process was not frozen
-	lateHeartbeatTick = 2        // intervals after which a leader's heartbeat counts as late
+	heartbeatTicks     = 1
+	messageBytesMax    = 1 << 20  // of one MsgApp
+	inflightMessages   = 512      // MsgApps on their way to one follower
+	inflightBytesMax   = 64 << 20 // and their bytes
+	applyingBytesMax   = 16 << 20 // handed to apply and not acknowledged
+	cutEvery           = 100      // applied entries between two cuts of the log
+	freshTicks         = 3        // a last tick of this age still proves that the process was not frozen
+	lateHeartbeatTicks = 2        // intervals after which a leader's heartbeat counts as late
 )
 
 func (s Settings) withDefaults() Settings {

@@ -58,8 +58,8 @@ type output struct {
 	standing     bool   // core.standing changed
 	lostLeader   uint64 // the leader before the change
 	wantSnapshot bool
-	dropped      int // MsgApps
-	late         bool
+	dropped      int    // MsgApps
+	late         int64  // by how many nanoseconds a leader's heartbeat was late, 0 for not
 	first, last  uint64 // indexes appended
 	entries      int
 	bytes        int64
@@ -175,7 +175,9 @@ func (c *core) forget() {
 // tick advances raft's clock by one. now is monotonic nanoseconds, every is the heartbeat interval.
 func (c *core) tick(now, every int64) {
 	if gap := now - c.lastTick; c.lastTick != 0 {
-		c.out.late = c.out.late || c.standing.Leading && gap > lateHeartbeatTick*every
+		if c.standing.Leading && gap > lateHeartbeatTicks*every {
+			c.out.late = gap - lateHeartbeatTicks*every
+		}
 		if gap > freshTicks*every {
 			c.frozen, c.frozenTil = true, 0
 		}

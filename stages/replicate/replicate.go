@@ -326,10 +326,11 @@ func (s *Stage) deliver(o *output) error {
 	if o.dropped > 0 {
 		s.cfg.Metrics.MsgAppDropped.Add(float64(o.dropped))
 	}
-	if o.late {
+	if o.late > 0 {
 		s.cfg.Metrics.HeartbeatLate.Add(1)
 		s.log.Warn("leader failed to send out heartbeat on time; took too long, leader is overloaded likely from slow disk",
-			zap.Duration("heartbeat-interval", s.cfg.Tick), zap.Duration("expected-duration", 2*s.cfg.Tick))
+			zap.Duration("heartbeat-interval", s.cfg.Tick),
+			zap.Duration("expected-duration", lateHeartbeatTicks*s.cfg.Tick), zap.Duration("exceeded-duration", time.Duration(o.late)))
 	}
 	return nil
 }
