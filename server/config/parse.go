@@ -208,7 +208,7 @@ func (o *Outcome) defaultHost(in Input, c *Config) {
 		return out
 	}
 	if peer {
-		derived := c.InitialCluster == clusterOf(c.Name, c.AdvertisePeerURLs) && !c.explicitCluster
+		derived := c.Name != DefaultName && !c.explicitCluster
 		c.AdvertisePeerURLs = replace(c.AdvertisePeerURLs, c.ListenPeerURLs)
 		if derived {
 			c.InitialCluster = clusterOf(c.Name, c.AdvertisePeerURLs)
