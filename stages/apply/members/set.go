@@ -119,7 +119,9 @@ func (s *Set) SetClusterVersion(ver string, local Version) (lowered bool) {
 	if err != nil {
 		panic(fmt.Sprintf("members: cluster version: %v", err))
 	}
-	CheckServes(local, ver)
+	if err := CheckServes(local, ver); err != nil {
+		panic(err.Error())
+	}
 	if s.table.version != "" {
 		before, err := ParseVersion(s.table.version)
 		lowered = err == nil && v.Less(before)
@@ -130,13 +132,14 @@ func (s *Set) SetClusterVersion(ver string, local Version) (lowered bool) {
 	return lowered
 }
 
-// CheckServes panics when a binary of version local may not serve a cluster of version cluster.
-func CheckServes(local Version, cluster string) {
+// CheckServes says why a binary of version local may not serve a cluster of version cluster.
+func CheckServes(local Version, cluster string) error {
 	v, err := ParseVersion(cluster)
 	if err == nil && local.Release().Less(v.Release()) {
-		panic(fmt.Sprintf("invalid downgrade; server version is lower than determined cluster version: %s, %s",
-			local, cluster))
+		return fmt.Errorf("invalid downgrade; server version is lower than determined cluster version: %s, %s",
+			local, cluster)
 	}
+	return nil
 }
 
 // SetDowngrade records the state of the downgrade job.

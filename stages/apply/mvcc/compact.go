@@ -110,6 +110,9 @@ type Compaction struct {
 // Revision returns the revision up to which c compacts.
 func (c *Compaction) Revision() int64 { return c.rev }
 
+// Hash returns the hash of the compaction, once Next has said that it is done.
+func (c *Compaction) Hash() uint32 { return c.hash }
+
 // Next looks at up to recordsMax more records, in order, and returns the keys of those to delete. v is any
 // view from the one published with the compaction on; it shows the deletes of earlier calls or not.
 //
