@@ -110,7 +110,8 @@ type Compaction struct {
 // Revision returns the revision up to which c compacts.
 func (c *Compaction) Revision() int64 { return c.rev }
 
-// Hash returns the hash of the compaction, once Next has said that it is done.
+// Hash returns the hash of what was compacted, once done. It is not what HashKV answers if the compaction
+// was resumed after a restart.
 func (c *Compaction) Hash() uint32 { return c.hash }
 
 // Next looks at up to recordsMax more records, in order, and returns the keys of those to delete. v is any

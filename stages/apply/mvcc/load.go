@@ -282,7 +282,7 @@ func (b *builder) keep(value []byte) (slab, at uint32) {
 	last := len(b.slabs) - 1
 	if !b.room || int(b.slabs[last].stat.used)+n > slabBytes {
 		size := slabBytes
-		if b.room = n < slabSingleMin; !b.room {
+		if b.room = n < slabBytes/slabSingle; !b.room {
 			size = n
 		}
 		if b.budget -= int64(size); b.budget < 0 {

@@ -9,11 +9,11 @@ import (
 
 const (
 	slabBytes      = 1 << 20
-	slabSingleMin  = slabBytes / 4 // a record at least this large gets a slab of its own
-	slabHeadBytes  = 4             // in front of every record: its length, so that a slab can be walked
-	slabSparse     = 3             // a slab is rewritten when less than 1/slabSparse of it is live
-	sparseStepMax  = 32 << 10      // bytes of a sparse slab looked at per Publish
-	noSlab         = 0             // the table's first place stays empty
+	slabSingle     = 4        // a record of at least a slab's bytes/slabSingle gets a slab of its own
+	slabHeadBytes  = 4        // in front of every record: its length, so that a slab can be walked
+	slabSparse     = 3        // a slab is rewritten when less than 1/slabSparse of it is live
+	sparseStepMax  = 32 << 10 // bytes of a sparse slab looked at per Publish
+	noSlab         = 0        // the table's first place stays empty
 	tableGrowExtra = 16
 )
 
@@ -30,6 +30,7 @@ type slabs struct {
 	scanAt   uint32 // how far the first of sparse has been rewritten
 	bytes    int64  // Σ len of the blocks
 	bytesMax int64
+	block    int // slabBytes; less in tests
 }
 
 type slabStat struct {
@@ -38,7 +39,7 @@ type slabStat struct {
 }
 
 func newSlabs(bytesMax int64) slabs {
-	return slabs{bytesMax: bytesMax, table: make([][]byte, 1, tableGrowExtra), stats: make([]slabStat, 1)}
+	return slabs{bytesMax: bytesMax, block: slabBytes, table: make([][]byte, 1, tableGrowExtra), stats: make([]slabStat, 1)}
 }
 
 // put copies record b into a slab and returns its place; slab 0 when the budget is spent. A rewrite may
@@ -48,14 +49,14 @@ func (sl *slabs) put(b []byte, rewrite bool) (slab, at uint32) {
 	if sl.bytesMax <= 0 {
 		return noSlab, 0
 	}
-	if n >= slabSingleMin {
+	if n >= sl.block/slabSingle {
 		if slab = sl.add(n, rewrite); slab == noSlab {
 			return noSlab, 0
 		}
 		return slab, sl.fill(slab, b)
 	}
-	if sl.current == noSlab || int(sl.stats[sl.current].used)+n > slabBytes {
-		next := sl.add(slabBytes, rewrite)
+	if sl.current == noSlab || int(sl.stats[sl.current].used)+n > sl.block {
+		next := sl.add(sl.block, rewrite)
 		if next == noSlab {
 			return noSlab, 0
 		}
