@@ -2,9 +2,7 @@ package apply
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"go.etcd.io/raft/v3/raftpb"
@@ -27,7 +25,7 @@ type Stage struct {
 	// Fixed at New.
 	cfg     Config
 	log     *zap.Logger
-	work    *mailbox.Mailbox[work]       // from the workers and from maintenance; Run receives
+	work    *mailbox.Mailbox[work]       // from the workers; Run receives
 	jobs    *mailbox.Mailbox[compaction] // to the compactor: one at a time
 	flushes *mailbox.Mailbox[flush]      // to the flusher: see flushesMax
 	stopped chan struct{}                // closed when Run has ended
@@ -50,7 +48,6 @@ type Stage struct {
 	members     *members.Table   // as published last, for the meters
 
 	// Published.
-	disk  atomic.Pointer[backend.Backend] // set by New and Run, read for its size
 	views published
 }
 
@@ -58,8 +55,7 @@ type Stage struct {
 // database that an Install has just replaced, whose flushes end at once.
 const flushesMax = 4
 
-// New rebuilds the state from cfg.Backend and publishes its view. A StorageVersionError refuses a
-// database of a later release.
+// New rebuilds the state from cfg.Backend and publishes its view.
 func New(cfg Config) (*Stage, error) {
 	cfg = cfg.withDefaults()
 	s := &Stage{
@@ -69,59 +65,68 @@ func New(cfg Config) (*Stage, error) {
 		flushes: mailbox.New[flush](mailbox.Config{Name: "apply-flusher", Capacity: flushesMax}),
 		stopped: make(chan struct{}),
 	}
-	if err := s.load(cfg.Backend); err != nil {
+	if err := s.load(); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// load builds the state from b and publishes its view. Leases come before the keys, which hang themselves on
-// them.
-//
-// Rule: contract/disk-and-peer.md section 5.1.
-func (s *Stage) load(b *backend.Backend) error {
-	r, w := b.Acquire(), b.Writer()
+// load builds the state from the backend and publishes its view.
+func (s *Stage) load() error {
+	b := s.cfg.Backend
+	r := b.Acquire()
 	defer r.Release()
-	c := &core{
-		local: s.cfg.LocalID, server: s.cfg.ServerVersion, leaderTerm: s.cfg.LeaderTerm, quota: s.cfg.QuotaBytes,
-		size: func() int64 { total, _ := b.Size(); return total },
-	}
-	c.index, c.term = b.ConsistentIndex()
-	var err error
-	if c.storage, err = loadStorage(r, w, s.cfg.ServerVersion); err != nil {
-		return err
-	}
-	if c.members, err = members.Load(r, w, s.cfg.LocalID, s.cfg.LearnersMax); err != nil {
-		return err
-	}
-	cluster := c.members.Table().ClusterVersion()
-	if err := members.CheckServes(s.cfg.ServerVersion, cluster); err != nil {
-		return err
-	}
-	if c.leases, err = lease.Load(r, w, s.cfg.LeaseTTLMin); err != nil {
-		return err
-	}
-	store, err := mvcc.Load(r, w, s.cfg.Store, c.leases)
+	index, term := b.ConsistentIndex()
+	c, store, err := loadCore(s.cfg, r, b.Writer(), index, term)
 	if err != nil {
 		return err
 	}
-	if c.auth, err = auth.Load(r, w, s.cfg.Tokens); err != nil {
-		return err
-	}
-	if c.alarms, err = alarms.Load(r, w); err != nil {
-		return err
-	}
-	s.logMigration(c.storage.raise(cluster, c.term))
+	s.logMigration(c.storage.raise(c.members.Table().ClusterVersion(), c.term))
 	if n := c.leases.Orphans(); n > 0 {
 		s.log.Warn("keys name leases that do not exist; they are kept without a lease", zap.Int("keys", n))
 	}
 	for _, a := range c.alarms.Alarms() {
 		s.cfg.Metrics.Alarm(a.Member, a.Type, true)
 	}
-	c.store, s.store, s.core = store, store, c
-	s.disk.Store(b)
+	s.store, s.core = store, c
 	s.publish()
 	return nil
+}
+
+// loadCore builds the state that r shows, as of the entry at index. Leases come before the keys, which hang
+// themselves on them. r is read until the store's first Publish.
+//
+// Rule: contract/disk-and-peer.md section 5.1.
+func loadCore(cfg Config, r backend.Reader, w backend.Writer, index, term uint64) (*core, *mvcc.Store, error) {
+	c := &core{
+		local: cfg.LocalID, server: cfg.ServerVersion, leaderTerm: cfg.LeaderTerm, quota: cfg.QuotaBytes,
+		size: func() int64 { total, _ := cfg.Backend.Size(); return total }, index: index, term: term,
+	}
+	var err error
+	if c.storage, err = loadStorage(r, w); err != nil {
+		return nil, nil, err
+	}
+	if c.members, err = members.Load(r, w, cfg.LocalID, cfg.LearnersMax); err != nil {
+		return nil, nil, err
+	}
+	if err = members.CheckServes(cfg.ServerVersion, c.members.Table().ClusterVersion()); err != nil {
+		return nil, nil, err
+	}
+	if c.leases, err = lease.Load(r, w, cfg.LeaseTTLMin); err != nil {
+		return nil, nil, err
+	}
+	store, err := mvcc.Load(r, w, cfg.Store, c.leases)
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.auth, err = auth.Load(r, w, cfg.Tokens); err != nil {
+		return nil, nil, err
+	}
+	if c.alarms, err = alarms.Load(r, w); err != nil {
+		return nil, nil, err
+	}
+	c.store = store
+	return c, store, nil
 }
 
 // View acquires the published view; the caller releases it. Any goroutine, until Close.
@@ -131,7 +136,7 @@ func (s *Stage) View() *View { return s.views.acquire() }
 func (s *Stage) OldestView() time.Duration { return s.views.oldest(s.cfg.Clock.Now()) }
 
 // Size returns the backend's size as of its last commit, and how much of it is in use.
-func (s *Stage) Size() (total, inUse int64) { return s.disk.Load().Size() }
+func (s *Stage) Size() (total, inUse int64) { return s.cfg.Backend.Size() }
 
 // OverQuota says whether a request of this Cost would take the database to its quota: what the RPCs ask before
 // they propose.
@@ -158,7 +163,7 @@ func (s *Stage) Run(ctx context.Context) error {
 			closed, err = s.takeLog(ctx)
 		case <-s.work.Receiver().Ready():
 			err = s.takeWork(ctx)
-		case <-s.disk.Load().Wanted():
+		case <-s.cfg.Backend.Wanted():
 			err = s.refresh(ctx)
 		case <-ctx.Done():
 			err = context.Cause(ctx)
@@ -237,7 +242,7 @@ func (s *Stage) takeLog(ctx context.Context) (closed bool, err error) {
 // refresh does what the backend wants of an idle applier: the buffer sealed, or views on a new file or a newer
 // read transaction, so that the old ones end.
 func (s *Stage) refresh(ctx context.Context) error {
-	if s.disk.Load().SealWanted() {
+	if s.cfg.Backend.SealWanted() {
 		if err := s.seal(ctx); err != nil {
 			return err
 		}
@@ -248,7 +253,7 @@ func (s *Stage) refresh(ctx context.Context) error {
 
 // publish makes the state of now what readers get.
 func (s *Stage) publish() {
-	reader := s.disk.Load().Acquire()
+	reader := s.cfg.Backend.Acquire()
 	c := s.core
 	v := &View{
 		KV: s.store.Publish(reader), Leases: c.leases.Publish(), Members: c.members.Table(), Auth: c.auth.Table(),
@@ -275,7 +280,7 @@ func (s *Stage) seal(ctx context.Context) error {
 	if c.confState {
 		seal.ConfState = c.members.Table().ConfStateJSON()
 	}
-	if err := s.disk.Load().Seal(ctx, seal); err != nil {
+	if err := s.cfg.Backend.Seal(ctx, seal); err != nil {
 		return fmt.Errorf("seal the backend at entry %d: %w", c.index, err)
 	}
 	c.confState = false
@@ -287,22 +292,19 @@ func (s *Stage) flushAll(ctx context.Context) error {
 	if err := s.seal(ctx); err != nil {
 		return err
 	}
-	if err := s.disk.Load().Flush(ctx); err != nil {
+	if err := s.cfg.Backend.Flush(ctx); err != nil {
 		return fmt.Errorf("flush the backend at entry %d: %w", s.core.index, err)
 	}
 	return nil
 }
 
-// end lets the workers end and answers whoever waits for Run.
+// end lets the workers end.
 func (s *Stage) end() {
 	s.work.Close()
 	s.jobs.Close()
 	s.flushes.Close()
 	close(s.stopped)
 }
-
-// ErrStopped answers requests to a stage that has ended.
-var ErrStopped = errors.New("apply: stopped")
 
 // Close gives back the published view, once Run has ended and no reader can come any more.
 func (s *Stage) Close() {

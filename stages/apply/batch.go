@@ -31,7 +31,7 @@ func (s *Stage) apply(ctx context.Context, batches []Message, in int64, depth in
 			stamp.Count++
 			stamp.Bytes += int64(len(e.Data))
 			now = s.entry(e, now)
-			if s.disk.Load().SealWanted() {
+			if s.cfg.Backend.SealWanted() {
 				if err := s.seal(ctx); err != nil {
 					return err
 				}
@@ -116,7 +116,7 @@ func (s *Stage) afterBatch(ctx context.Context) error {
 	if err := s.checkpointIfDue(ctx); err != nil {
 		return err
 	}
-	if s.disk.Load().SealWanted() {
+	if s.cfg.Backend.SealWanted() {
 		return s.seal(ctx)
 	}
 	return nil

@@ -8,21 +8,13 @@ import (
 	"go.uber.org/zap"
 
 	"sluice/mailbox"
-	"sluice/stages/apply/backend"
 )
 
-// flush is what the flusher waits for: everything sealed so far is durable. It comes back as flushed.
+// flush is what the flusher waits for: everything sealed so far is durable. It comes back to apply when it is done.
 type flush struct {
-	disk       *backend.Backend
 	generation int
 	checkpoint *raftpb.Snapshot // a disk snapshot waits for it
 	compaction *finished        // a compaction waits for it
-}
-
-// flushed is a flush that is done.
-type flushed struct {
-	flush
-	err error
 }
 
 // RunFlusher is the worker that waits for the disk in place of the applier: at most for one checkpoint and one
@@ -34,11 +26,10 @@ func (s *Stage) RunFlusher(ctx context.Context) error {
 			return err
 		}
 		for _, f := range batch {
-			err := f.disk.Flush(ctx)
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
+			if err := s.cfg.Backend.Flush(ctx); err != nil {
+				return fmt.Errorf("flush the backend: %w", err)
 			}
-			if err := s.work.Sender(mailbox.Wait).Send(ctx, work{flushed: &flushed{f, err}}); err != nil {
+			if err := s.work.Sender(mailbox.Wait).Send(ctx, work{flushed: &f}); err != nil {
 				return err
 			}
 		}
@@ -50,7 +41,7 @@ func (s *Stage) flushLater(ctx context.Context, f flush) error {
 	if err := s.seal(ctx); err != nil {
 		return err
 	}
-	f.disk, f.generation = s.disk.Load(), s.generation
+	f.generation = s.generation
 	if err := s.flushes.Sender(mailbox.Refuse).Send(ctx, f); err != nil {
 		return fmt.Errorf("ask for a flush at entry %d: %w", s.core.index, err)
 	}
@@ -78,14 +69,10 @@ func (s *Stage) checkpointIfDue(ctx context.Context) error {
 	return s.flushLater(ctx, flush{checkpoint: s.checkpoint})
 }
 
-// flushDone goes on with what waited for a flush. A flush of a database that was replaced meanwhile may have
-// failed, and nothing waits for it.
-func (s *Stage) flushDone(ctx context.Context, f *flushed) error {
+// flushDone goes on with what waited for a flush. Nothing waits for that of a database that was replaced meanwhile.
+func (s *Stage) flushDone(ctx context.Context, f *flush) error {
 	if f.generation != s.generation {
 		return nil
-	}
-	if f.err != nil {
-		return fmt.Errorf("flush the backend: %w", f.err)
 	}
 	if f.compaction != nil {
 		s.compactionDurable(f.compaction)

@@ -31,11 +31,11 @@ type Config struct {
 	Meter   *tracing.Stage
 	Metrics Metrics
 
-	// Backend is open and its Run runs until after the stage has ended.
+	// Backend is open, and its Run runs from Run's start until after the stage has ended.
 	Backend *backend.Backend
-	// Reopen puts the database of the received snapshot with this index in place of Backend, whose content
-	// is given up, and returns it open and running. The stage closes neither.
-	Reopen func(index uint64) (*backend.Backend, error)
+	// SnapshotFile names the database of the received snapshot with this index: whole, durable, on Backend's
+	// file system, and given up to it.
+	SnapshotFile func(index uint64) string
 
 	LocalID       uint64
 	ServerVersion members.Version // of this binary

@@ -5,11 +5,11 @@
 //	members, alarms, versions, and the index of the last applied entry; the unsealed buffer of
 //	the backend. Two workers, the compactor and the flusher, only read views and wait for the disk.
 //
-// Receives:   Batch and Install from replicate, in one FIFO mailbox, the log. Requests of its own workers
+// Receives:   Batch and Install from replicate, in one FIFO mailbox, the log. What its own workers have done
 //
-//	and of maintenance (seal before a snapshot, a hash, a defragmentation) in a second one, work,
-//	whose senders may wait: what replicate sends must never find the place taken. The backend's
-//	wish to be sealed or to have its old views replaced.
+//	in a second one, work, whose senders may wait: what replicate sends must never find the place
+//	taken. The backend's wish to be sealed (its batch interval is over, or a snapshot, a hash, a
+//	defragmentation waits) or to have its old views replaced.
 //
 // Emits:      per batch and in this order: the published view; events to watch; lease changes and Leading to
 //

@@ -2,7 +2,6 @@ package apply
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 
@@ -10,23 +9,22 @@ import (
 )
 
 // install replaces the whole state by the database of a received snapshot. What was written and not yet durable
-// is given up: the snapshot holds it. Whoever waits for a request that the snapshot covers is not answered: what
-// became of it is unknown here.
+// is given up, because the snapshot holds it; views of before go on showing the old state. Whoever waits for a
+// request that the snapshot covers is not answered: what became of it is unknown here.
 func (s *Stage) install(ctx context.Context, m Install) error {
 	index := m.Snapshot.GetMetadata().GetIndex()
 	if index <= s.core.index {
 		return fmt.Errorf("install snapshot %d: %d entries are applied", index, s.core.index)
 	}
-	if s.cfg.Reopen == nil {
-		return errors.New("install a snapshot: no way to reopen the backend")
+	if s.cfg.SnapshotFile == nil {
+		return fmt.Errorf("install snapshot %d: no place where its database could be", index)
 	}
 	s.cfg.Metrics.Installing.Set(1)
 	defer s.cfg.Metrics.Installing.Set(0)
 	s.log.Info("applying snapshot", zap.Uint64("current-applied-index", s.core.index),
 		zap.Uint64("incoming-leader-snapshot-index", index),
 		zap.Uint64("incoming-leader-snapshot-term", m.Snapshot.GetMetadata().GetTerm()))
-	disk, err := s.cfg.Reopen(index)
-	if err != nil {
+	if err := s.cfg.Backend.Install(ctx, s.cfg.SnapshotFile(index)); err != nil {
 		return fmt.Errorf("install snapshot %d: %w", index, err)
 	}
 	for _, a := range s.core.alarms.Alarms() {
@@ -34,7 +32,7 @@ func (s *Stage) install(ctx context.Context, m Install) error {
 	}
 	led := s.core.ledTerm
 	s.generation++
-	if err := s.load(disk); err != nil {
+	if err := s.load(); err != nil {
 		return fmt.Errorf("install snapshot %d: %w", index, err)
 	}
 	if s.core.index != index {

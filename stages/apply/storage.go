@@ -10,10 +10,7 @@ import (
 	"sluice/stages/wire"
 )
 
-var (
-	keyStorageVersion = []byte("storageVersion")
-	keyTerm           = []byte("term")
-)
+var keyStorageVersion = []byte("storageVersion")
 
 // storage is the version of the schema in which the local database is kept. No entry sets it: each member
 // follows the cluster version by itself. Upwards at once; downwards only after a disk snapshot at or behind the
@@ -30,24 +27,14 @@ type storage struct {
 	testIndex   uint64
 }
 
-// StorageVersionError is what New returns for a database of a later release.
-type StorageVersionError struct{ Version string }
-
-func (e StorageVersionError) Error() string {
-	return fmt.Sprintf("version %q is not supported", e.Version)
-}
-
-func loadStorage(r backend.Reader, w backend.Writer, server members.Version) (*storage, error) {
+// loadStorage reads the version. That it is none of a later release was seen when the backend was opened.
+func loadStorage(r backend.Reader, w backend.Writer) (*storage, error) {
 	s := &storage{w: w, version: string(r.Get(backend.Meta, keyStorageVersion))}
 	if s.version == "" {
 		return s, nil
 	}
-	v, err := members.ParseVersion(s.version)
-	if err != nil {
+	if _, err := members.ParseVersion(s.version); err != nil {
 		return nil, fmt.Errorf("read bucket meta, key storageVersion: %w", err)
-	}
-	if server.Release().Less(v.Release()) {
-		return nil, StorageVersionError{s.version}
 	}
 	return s, nil
 }
