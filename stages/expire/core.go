@@ -58,10 +58,12 @@ type core struct {
 
 	expiries    heap
 	checkpoints heap
-	due         []*lease // FIFO; may hold dead ones
-	left        []*lease // by sentAt; may hold dead ones and ones that left again later
-	clears      []*lease // that want their checkpoints taken back, FIFO; may hold dead ones
-	parked      []renewMsg
+	due         []*lease   // FIFO; may hold dead ones
+	left        []*lease   // by sentAt; may hold dead ones and ones that left again later
+	clears      []*lease   // that want their checkpoints taken back, FIFO; may hold dead ones
+	parked      []renewMsg // that wait for a read barrier
+	overdue     int        // leases that have run out and exist
+	look        bool       // due may hold what has not been offered since the last Tick
 
 	ticked    int64 // the last Tick
 	credit    int64 // nanoseconds of the revocation rate saved up, at most a second's worth
@@ -140,13 +142,12 @@ func (c *core) change(now int64, ch *Change) {
 	}
 }
 
-// reset forgets all leases: another list follows.
+// reset forgets all leases: another list follows. Whether those that somebody waits for are in it, this
+// member cannot say.
 func (c *core) reset() {
 	for _, id := range c.sorted() {
-		c.revoked(id)
+		c.forget(c.leases[id], ErrNotPrimary)
 	}
-	c.expiries.clear()
-	c.checkpoints.clear()
 	c.due, c.left, c.clears = nil, nil, nil
 }
 
@@ -199,16 +200,22 @@ func (c *core) extend(l *lease, now, expiry int64) {
 }
 
 func (c *core) revoked(id int64) {
-	l := c.leases[id]
-	if l == nil {
-		return
+	if l := c.leases[id]; l != nil {
+		c.forget(l, ErrNotFound)
 	}
-	delete(c.leases, id)
+}
+
+// forget removes a lease; who waits for it gets err.
+func (c *core) forget(l *lease, err error) {
+	delete(c.leases, l.id)
+	if l.phase != alive {
+		c.overdue--
+	}
 	l.dead = true
 	c.expiries.remove(l)
 	c.checkpoints.remove(l)
-	c.answerAll(l.renewals, answer{err: ErrNotFound})
-	c.answerAll(l.waiters, answer{err: ErrNotFound})
+	c.answerAll(l.renewals, answer{err: err})
+	c.answerAll(l.waiters, answer{err: err})
 	l.renewals, l.waiters = nil, nil
 }
 
@@ -259,6 +266,7 @@ func (c *core) demote() {
 		c.answer(m.reply, answer{err: ErrNotPrimary})
 	}
 	c.due, c.left, c.clears, c.parked, c.confirm = nil, nil, nil, nil, false
+	c.overdue = 0
 }
 
 func (c *core) timeToLive(now int64, m timeToLiveMsg) {

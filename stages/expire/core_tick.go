@@ -28,6 +28,7 @@ func (c *core) tick(now int64, fresh bool) {
 		c.checkpoints.remove(l)
 		l.phase = due
 		c.due = append(c.due, l)
+		c.overdue++
 		c.out.expired++
 	}
 	for len(c.left) > 0 {
@@ -42,25 +43,32 @@ func (c *core) tick(now int64, fresh bool) {
 		c.left[0] = nil
 		c.left = c.left[1:]
 	}
+	c.look = true
 }
 
 // revocations returns the leases to revoke now, as far as the rate allows, oldest first, appended to ids.
-// They stay due until sent says that they have left.
+// They stay due until sent says that they have left; what has not is offered again after the next Tick.
 func (c *core) revocations(now int64, fresh bool, ids []int64) []int64 {
-	if !c.leading || len(c.due) == 0 || !c.trusted(now, fresh) {
+	if !c.look || !c.leading || len(c.due) == 0 || !c.trusted(now, fresh) {
 		return ids
 	}
-	kept := c.due[:0]
-	for _, l := range c.due {
-		if !l.dead {
-			kept = append(kept, l)
+	c.look = false
+	want := int(min(int64(len(c.due)), c.credit*c.revokeRate/second))
+	end := 0 // of the part of c.due that leaves, dead ones included
+	for ; end < len(c.due) && want > 0; end++ {
+		if l := c.due[end]; !l.dead {
+			ids = append(ids, l.id)
+			want--
 		}
 	}
-	clear(c.due[len(kept):])
-	c.due = kept
-	for _, l := range c.due[:min(int64(len(c.due)), c.credit*c.revokeRate/second)] {
-		ids = append(ids, l.id)
+	start := end
+	for i := end - 1; i >= 0; i-- { // drop the dead ones, which sent must not count
+		if l := c.due[i]; !l.dead {
+			start--
+			c.due[start] = l
+		}
 	}
+	c.due = c.due[start:]
 	return ids
 }
 

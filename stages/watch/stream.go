@@ -92,11 +92,14 @@ func (st *Stream) request(ctx context.Context, m Inbound) error {
 		return ctx.Err()
 	}
 	if err := st.stage.send(ctx, m); err != nil {
-		<-st.answers
+		st.release()
 		return err
 	}
 	return nil
 }
+
+// release gives the reserved place of an answer back.
+func (st *Stream) release() { <-st.answers }
 
 // Next waits for the stream's next response. The message is valid until the next call; its bytes for ever.
 func (st *Stream) Next(ctx context.Context) (*Message, error) {
@@ -109,7 +112,7 @@ func (st *Stream) Next(ctx context.Context) (*Message, error) {
 			continue
 		}
 		if it.control {
-			<-st.answers
+			st.release()
 		}
 		if drained {
 			err := st.stage.send(ctx, drainedMsg{st})

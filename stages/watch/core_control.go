@@ -25,7 +25,7 @@ const broadcastID = -1
 // create answers one create request; contract/client-api.md 7.2 gives the order of checks.
 func (c *core) create(st *Stream, req *CreateRequest, now time.Time) {
 	if st.closed {
-		<-st.answers
+		st.release()
 		return
 	}
 	s, reason := spanOf(req.Key, req.End)
@@ -229,12 +229,12 @@ func (c *core) leave(w *watcher) {
 // cancel ends a watcher at its client's request. An unknown id is met with silence.
 func (c *core) cancel(st *Stream, id int64) {
 	if st.closed {
-		<-st.answers
+		st.release()
 		return
 	}
 	w := st.watchers[id]
 	if w == nil {
-		<-st.answers
+		st.release()
 		return
 	}
 	c.end(w)
@@ -289,11 +289,11 @@ func (c *core) answer(st *Stream, head []byte) {
 // (contract/client-api.md 7.7).
 func (c *core) progress(st *Stream) {
 	if st.closed {
-		<-st.answers
+		st.release()
 		return
 	}
 	if st.asked || c.mute(st) {
-		<-st.answers // nothing to say, or the answer to an earlier request says it all
+		st.release() // nothing to say, or the answer to an earlier request says it all
 		return
 	}
 	st.asked = true
@@ -311,7 +311,7 @@ func (c *core) answerProgress(st *Stream) {
 	case !st.asked || st.counts[late] > 0:
 	case c.mute(st):
 		st.asked = false
-		<-st.answers
+		st.release()
 	default:
 		st.asked = false
 		c.answer(st, broadcastHead)
