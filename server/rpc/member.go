@@ -8,6 +8,7 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 
 	"sluice/stages/apply"
+	"sluice/stages/apply/auth"
 	"sluice/stages/propose"
 	"sluice/stages/watch"
 	"sluice/stages/wire"
@@ -26,8 +27,8 @@ type Member interface {
 	Term() uint64
 	CommitIndex() uint64
 	AppliedIndex() uint64
-	// Applied waits until the published view's index is at least index, as the lookup of a simple token
-	// needs it.
+	// Applied waits until the published view's index is at least index, which the lookup of a simple token
+	// and the lease calls need.
 	Applied(ctx context.Context, index uint64) error
 
 	// Propose sends r through consensus and waits for its result. r is encoded before it waits, so r and
@@ -40,6 +41,8 @@ type Member interface {
 	Barrier(ctx context.Context) error
 	// View acquires the published view. The caller releases it.
 	View() *apply.View
+	// Tokens says who a token belongs to.
+	Tokens() auth.Tokens
 
 	OpenWatch(cfg watch.StreamConfig) *watch.Stream
 
@@ -55,10 +58,6 @@ type Member interface {
 	Snapshot(ctx context.Context) (size int64, data io.ReadCloser, err error)
 	Hash(ctx context.Context) (uint32, error)
 	Defragment(ctx context.Context) error
-	// StorageVersion is such as "3.7.0".
-	StorageVersion() string
-	// ClusterVersion is such as "3.7.0", empty while undecided.
-	ClusterVersion() string
 
 	// MoveLeader hands leadership to the voter target, and returns when it is seen as leader.
 	MoveLeader(ctx context.Context, target uint64) error

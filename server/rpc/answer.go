@@ -1,0 +1,138 @@
+package rpc
+
+import (
+	"google.golang.org/grpc/mem"
+
+	"sluice/stages/wire"
+)
+
+// chunkBytesMax bounds one pooled chunk of an answer: large enough that its bookkeeping does not show, small
+// enough that a slow client gives memory back while it reads.
+const chunkBytesMax = 64 << 10
+
+// reply is an encoded answer: pooled buffers that grpc frees once they are on the wire. It is not pooled
+// itself, because grpc's writer keeps the slice after the handler has returned.
+type reply struct {
+	bufs mem.BufferSlice
+	size int
+	arr  [2]mem.Buffer // the first places of bufs, so that a small answer is one allocation
+}
+
+// take hands the buffers over to grpc.
+func (r *reply) take() mem.BufferSlice {
+	bufs := r.bufs
+	r.bufs = nil
+	return bufs
+}
+
+// free drops an answer that will not be sent.
+func (r *reply) free() { r.take().Free() }
+
+// answer builds a reply. It is the mvcc.Sink of a read. Finish it with done or drop.
+type answer struct {
+	*reply
+	pool  mem.BufferPool
+	grant *grant  // share of the read budget; nil for a small answer
+	chunk *[]byte // open chunk; nil before the first byte
+	hint  int     // bytes that are expected in all; only sizes the chunks
+}
+
+// newAnswer starts an answer of about hint bytes in buffers of pool.
+func newAnswer(pool mem.BufferPool, hint int) *answer {
+	a := &answer{reply: new(reply), pool: pool, hint: hint}
+	a.bufs = a.arr[:0]
+	return a
+}
+
+// counted makes the answer one that holds a share of the read budget. Nothing may be in it yet.
+func (a *answer) counted(g *grant) { a.grant, a.pool = g, g }
+
+// Append copies p to the end of the answer.
+func (a *answer) Append(p []byte) {
+	for len(p) > 0 {
+		if a.room() == 0 {
+			a.grow(len(p))
+		}
+		n := min(a.room(), len(p))
+		*a.chunk = append(*a.chunk, p[:n]...)
+		a.size += n
+		p = p[n:]
+	}
+}
+
+// Reserve returns the next n bytes of the answer, in one piece, for the caller to fill.
+func (a *answer) Reserve(n int) []byte {
+	if a.room() < n {
+		a.grow(n)
+	}
+	at := len(*a.chunk)
+	*a.chunk = (*a.chunk)[:at+n]
+	a.size += n
+	return (*a.chunk)[at : at+n : at+n]
+}
+
+func (a *answer) room() int {
+	if a.chunk == nil {
+		return 0
+	}
+	return cap(*a.chunk) - len(*a.chunk)
+}
+
+// grow closes the open chunk and opens one with room for at least min(n, chunkBytesMax) bytes.
+func (a *answer) grow(n int) {
+	a.seal()
+	want := min(max(n, a.hint-a.size, bufferBytesMin), chunkBytesMax)
+	a.chunk = a.pool.Get(want)
+	*a.chunk = (*a.chunk)[:0]
+}
+
+func (a *answer) seal() {
+	if a.chunk == nil {
+		return
+	}
+	a.bufs = append(a.bufs, mem.NewBuffer(a.chunk, a.pool))
+	a.chunk = nil
+}
+
+// header appends the response header, field 1 of every response.
+func (a *answer) header(h wire.Header) { h.AppendField(a.Reserve(h.FieldSize())[:0]) }
+
+// body appends bytes that are encoded already. Large ones are not copied: b belongs to the answer now.
+func (a *answer) body(b []byte) {
+	if len(b) <= bufferBytesMin {
+		a.Append(b)
+		return
+	}
+	a.seal()
+	a.size += len(b)
+	if a.grant != nil {
+		a.bufs = append(a.bufs, mem.NewBuffer(&b, loose{a.grant}))
+		return
+	}
+	a.bufs = append(a.bufs, mem.SliceBuffer(b))
+}
+
+// prefix puts bytes in front of the finished body. They are few, and not counted in the read budget.
+func (a *answer) prefix(b []byte) {
+	a.seal()
+	a.bufs = append(mem.BufferSlice{mem.SliceBuffer(b)}, a.bufs...)
+	a.size += len(b)
+}
+
+// done closes the answer.
+func (a *answer) done() *reply {
+	a.seal()
+	if a.grant != nil {
+		a.grant.seal(a.size)
+	}
+	return a.reply
+}
+
+// drop gives all chunks and the share back.
+func (a *answer) drop() {
+	a.seal()
+	a.free()
+	if a.grant != nil {
+		a.grant.abandon()
+	}
+}
