@@ -16,8 +16,8 @@ import (
 
 const (
 	// batchBytesMax ends a merged batch, so that the buffer and the wait for an answer stay bounded when
-	// big entries queue up. A single message may be larger.
-	batchBytesMax = 8 << 20
+	// big entries queue up. A larger single message is written in parts of it.
+	batchBytesMax = wal.FlushBytesMax
 	// SlowSync is how long an fdatasync may take without a warning.
 	SlowSync = time.Second
 	// PurgeInterval is the time between two passes of Purge.
@@ -142,6 +142,12 @@ func (s *Stage) write(st *step) error {
 	case st.entries != nil:
 		for _, e := range st.entries {
 			s.WAL.AppendEntry(e)
+			if s.WAL.Buffered() < wal.FlushBytesMax {
+				continue
+			}
+			if err := s.flush(true); err != nil {
+				return err
+			}
 		}
 	case st.file != nil:
 		start := s.Now()
@@ -208,8 +214,8 @@ func (s *Stage) Prepare(ctx context.Context) error {
 }
 
 // Purge is a worker beside Run that removes the oldest snapshot files, database copies and released segments,
-// now and every PurgeInterval, until ctx ends. A file that cannot be removed is tried again; only a warning
-// tells.
+// now and every PurgeInterval, until Run has ended (ErrClosed) or ctx ends. A file that cannot be removed is
+// tried again; only a warning tells.
 func (s *Stage) Purge(ctx context.Context) error {
 	tick := time.NewTicker(PurgeInterval)
 	defer tick.Stop()
@@ -223,6 +229,8 @@ func (s *Stage) Purge(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-s.WAL.Closed():
+			return mailbox.ErrClosed
 		case <-tick.C:
 		}
 	}

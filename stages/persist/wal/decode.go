@@ -97,6 +97,8 @@ func (d *decoder) read() (record, error) {
 	r, err := decodeRecord(body[:n])
 	if err == nil {
 		err = d.verify(r)
+	} else {
+		err = fmt.Errorf("%w in file '%s' at position: %d", err, d.path(), d.off)
 	}
 	if err != nil {
 		if d.last() && zeroSector(body, d.off+frameBytes) {

@@ -136,16 +136,38 @@ func (w *WAL) resume() (wiped int64, err error) {
 			return wiped, err
 		}
 	}
-	// What was read may be in the page cache only, written by a process that was killed before it could sync,
-	// and raft is about to vouch for it. The same goes for the name of the last segment.
-	if err := w.sync(seg.file); err != nil {
-		return wiped, fmt.Errorf("sync segment %s: %w", seg.path, err)
+	if err := w.confirm(seg); err != nil {
+		return wiped, fmt.Errorf("make the end of segment %s durable: %w", seg.path, err)
 	}
-	if err := w.syncDir(w.dir); err != nil {
-		return wiped, err
+	for _, dir := range []string{w.dir, filepath.Dir(w.dir)} { // the names may be new, too
+		if err := w.syncDir(dir); err != nil {
+			return wiped, err
+		}
 	}
 	w.prep.active, err = w.zeroingOf(seg.file, seg.path, w.tail)
 	return wiped, err
+}
+
+// confirm makes sure that what was read of the tail is on the disk: raft is about to vouch for it. It may be in
+// the page cache only, written by a process that was killed before its sync - or whose sync failed, and then
+// its pages count as clean, and no sync would write them. So the end is written once more as it is, as far
+// back as one batch can have been. (Can Applications Recover from fsync Failures?, ATC'20.)
+func (w *WAL) confirm(seg *segment) error {
+	if w.noFsync {
+		return nil
+	}
+	from := max(w.tail-2*FlushBytesMax, 0) / pageBytes * pageBytes
+	block := make([]byte, min(readBytes, w.tail-from))
+	for off := from; off < w.tail; off += int64(len(block)) {
+		b := block[:min(int64(len(block)), w.tail-off)]
+		if n, err := seg.file.ReadAt(b, off); n < len(b) {
+			return err
+		}
+		if _, err := seg.file.WriteAt(b, off); err != nil {
+			return err
+		}
+	}
+	return seg.file.Sync()
 }
 
 // wipe zeroes what stands behind the tail. Bytes behind a zero length word are no records now, but would be

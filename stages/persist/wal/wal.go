@@ -18,6 +18,9 @@ const (
 	// BufferBytesMax is how much may wait for a flush at the most: hard states whose only news is the
 	// commit index are not flushed by themselves.
 	BufferBytesMax = 128 << 10
+	// FlushBytesMax is how much the owner lets the buffer grow before it flushes and syncs, one record more
+	// at the most. It bounds what may be unsynced when a process dies, see confirm.
+	FlushBytesMax = 8 << 20
 )
 
 // Config is what every operation on a log needs.
@@ -243,6 +246,9 @@ func (w *WAL) Release(index uint64) {
 
 // Segments returns how many segments are locked, the one being written included.
 func (w *WAL) Segments() int { return len(w.segs) }
+
+// Closed is closed once the log is: the sign for workers beside it. Any goroutine may wait for it.
+func (w *WAL) Closed() <-chan struct{} { return w.prep.done }
 
 // Close writes and syncs what is buffered, unless the log has failed, and ends the use of all files.
 func (w *WAL) Close() error {
