@@ -155,7 +155,7 @@ func (b *barrier) remove(out []*round, which func(*round) bool) []*round {
 			}
 			continue
 		}
-		if r.number != last && !r.confirmed {
+		if r.number != 0 && r.number != last && !r.confirmed {
 			last = r.number
 			b.onTheWay++
 		}

@@ -43,7 +43,7 @@ func newRing(n int) *ring {
 }
 
 // cells is the request registry. Ids are sequential, so that the newest ring fills in order; an id whose
-// cell is still taken is skipped. When a ring is half full, one of twice its size takes the new requests
+// cell is still taken is skipped. When a ring is nearly full, one of twice its size takes the new requests
 // while the old one runs empty; at cellsMax requests wait for a cell, in order.
 type cells struct {
 	ids  *idGenerator
@@ -137,7 +137,7 @@ func (c *cells) take(now, deadline int64) (*cell, uint64) {
 	for {
 		newest := (*c.rings.Load())[0]
 		n := len(newest.cells)
-		if used := c.used.Load(); used >= int64(n/2) && n < c.max {
+		if used := c.used.Load(); used >= int64(n-n/8) && n < c.max {
 			c.grow(n)
 			continue
 		} else if used >= int64(n) && n >= c.max {

@@ -127,8 +127,11 @@ func (c *core) nextConf(now int64, hand func(id uint64) bool) []*raftpb.Entry {
 	return nil
 }
 
-// again puts back a conf change that raft would not take yet.
+// again puts back a conf change that raft would not take yet, as the next one.
 func (c *core) again(r request) {
+	if c.confID == r.id {
+		c.confID = 0
+	}
 	c.conf.items = append([]request{r}, c.conf.items[c.conf.head:]...)
 	c.conf.head = 0
 }

@@ -107,6 +107,7 @@ func (s *Stage) look(ctx context.Context) error {
 	if ticked {
 		for _, r := range again {
 			s.core.again(r)
+			s.confID.CompareAndSwap(r.id, 0)
 		}
 		if err := s.tick(ctx, now); err != nil {
 			return err
