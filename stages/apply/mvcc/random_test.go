@@ -34,7 +34,8 @@ type random struct {
 	work   *Compaction
 	cfg    Config
 	block  int
-	keys   int // how many different keys
+	keys   int  // how many different keys
+	thin   bool // many deletions: pages become sparse
 }
 
 // held is a view that is kept while the store goes on. forget says how far the backend that it reads shows
@@ -126,7 +127,7 @@ func (r *random) putRequest() *wire.PutRequest {
 
 func (r *random) deleteRequest() *wire.DeleteRangeRequest {
 	d := &wire.DeleteRangeRequest{PrevKV: r.IntN(2) == 0}
-	if d.Key, d.RangeEnd = r.span(); r.IntN(3) != 0 {
+	if d.Key, d.RangeEnd = r.span(); r.IntN(3) != 0 && !r.thin {
 		d.RangeEnd = nil // else the store would be empty most of the time
 	}
 	return d
@@ -539,7 +540,16 @@ func (r *random) compaction() {
 		}
 	}
 	if r.IntN(2) == 0 {
-		r.s.SweepIndex(r.IntN(40))
+		r.s.SweepIndex(r.IntN(40) * (1 + r.IntN(20)))
+	}
+}
+
+// fill puts every key once.
+func (r *random) fill() {
+	for n := range r.keys {
+		req := &wire.PutRequest{Key: []byte(fmt.Sprintf("k%04d", n)), Value: []byte("v")}
+		res, err := r.s.Put(req)
+		r.sameResult(req, res, err, nil, &pb.PutResponse{}, r.model.put(req))
 	}
 }
 
@@ -654,10 +664,16 @@ func TestRandom(t *testing.T) {
 		{"no values in memory", Config{ValueCacheBytes: -1}, 0, 40},
 		{"some values in memory", Config{ValueCacheBytes: 6 << 10}, 1 << 10, 150},
 		{"small slabs", Config{}, 512, 150},
+		{"many deletions", Config{}, 0, 1000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Logf("-seed %d", seed)
-			newRandom(t, seed, c.cfg, c.block, c.keys).steps(*stepsFlag)
+			r := newRandom(t, seed, c.cfg, c.block, c.keys)
+			if r.keys >= 1000 {
+				r.fill()
+				r.thin = true
+			}
+			r.steps(*stepsFlag)
 		})
 	}
 }
