@@ -117,7 +117,7 @@ func newCore(set Settings, b Boot, l raft.Logger) (*core, error) {
 		}
 	}
 	c.voters(voters)
-	c.hurry = c.alone
+	c.hurry = c.alone || len(voters) == 0 // without voters: the first ones stand in the log's committed entries
 	st := c.node.BasicStatus()
 	c.commit, c.standing.Term = st.GetCommit(), st.GetTerm()
 	c.standing.CommittedTerm, _ = lg.Term(c.commit)
