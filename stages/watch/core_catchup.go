@@ -117,7 +117,7 @@ func (c *core) block(w *watcher) {
 
 // replay catches a cohort up from the window, on the spot.
 func (c *core) replay(co *cohort) {
-	k := collector{class: co.class, bytes: c.chunkBytes}
+	k := collector{class: co.class, compact: c.compact, bytes: c.chunkBytes}
 	for i := c.window.from(co.next); i < c.window.n; i++ {
 		if e := c.window.at(i); co.span.holds(e.key) && !k.add(e) {
 			panic(fmt.Sprintf("watch: no previous value at %d in a window that has them from %d", e.rev, c.window.floorPV))
@@ -191,6 +191,7 @@ func (c *core) drained(st *Stream) {
 type job struct {
 	worker     *Worker
 	from, to   int64
+	compact    int64
 	entries    []*entry
 	window     bool
 	upTo       int64 // with entries: the last revision that they cover
@@ -219,7 +220,7 @@ func (c *core) nextJob() *job {
 		return nil
 	}
 	first := c.ready[0]
-	j := &job{from: first.next, to: c.rev, chunkBytes: c.chunkBytes}
+	j := &job{from: first.next, to: c.rev, compact: c.compact, chunkBytes: c.chunkBytes}
 	j.window = c.window.covers(first.next, first.class)
 	reach := first.next + scanEvents
 	if j.window {

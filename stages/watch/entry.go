@@ -134,7 +134,8 @@ type response struct {
 // collector gathers the responses of watchers that want the same and stand at the same revision.
 type collector struct {
 	class   class
-	bytes   int // at most about so many per response, but never less than a revision
+	compact int64 // previous values of revisions up to here are compacted: absent, whether at hand or not
+	bytes   int   // at most about so many per response, but never less than a revision
 	out     []response
 	current response
 }
@@ -147,7 +148,7 @@ func (k *collector) add(e *entry) bool {
 	if !e.wanted(k.class) {
 		return true
 	}
-	form := e.form(k.class&withPrev != 0)
+	form := e.form(k.class&withPrev != 0 && e.rev > k.compact)
 	if form == nil {
 		return false
 	}

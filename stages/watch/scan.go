@@ -11,7 +11,7 @@ import (
 func scan(j *job, views Views) (*result, error) {
 	s := scanner{job: j}
 	for _, co := range j.cohorts {
-		co.found = collector{class: co.class, bytes: j.chunkBytes}
+		co.found = collector{class: co.class, compact: j.compact, bytes: j.chunkBytes}
 		s.add(co)
 	}
 	if j.window {
