@@ -1,0 +1,249 @@
+package web
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	gwruntime "github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+)
+
+// idleHeader is when a stream that has nothing to say yet shows that it is open, by its header. Until then
+// an error can still choose the status.
+const idleHeader = time.Second
+
+const (
+	pathWatch     = "/v3/watch"
+	pathKeepAlive = "/v3/lease/keepalive"
+)
+
+func streamPaths() []string { return []string{pathWatch, pathKeepAlive} }
+
+// registerStreams serves the two calls that stream both ways. The generated handlers wait for the server's
+// first answer whatever the body holds, so that a body that is empty or no JSON gets no answer at all.
+func (g *gateway) registerStreams() error {
+	watch := streamCall(g, "/etcdserverpb.Watch/Watch", pathWatch, pb.NewWatchClient(g.cfg.Conn).Watch)
+	keepAlive := streamCall(g, "/etcdserverpb.Lease/LeaseKeepAlive", pathKeepAlive,
+		pb.NewLeaseClient(g.cfg.Conn).LeaseKeepAlive)
+	return errors.Join(
+		g.mux.HandlePath(http.MethodPost, pathWatch, watch),
+		g.mux.HandlePath(http.MethodPost, pathKeepAlive, keepAlive),
+	)
+}
+
+// streamCall makes the handler of one bidirectional call: the body is any number of JSON requests, the
+// answer one line of JSON for each message.
+func streamCall[Req, Resp any](g *gateway, method, path string,
+	open func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[Req, Resp], error),
+) gwruntime.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request, _ map[string]string) {
+		out := &lines{w: w, rc: http.NewResponseController(w)}
+		// Requests may come while answers go; over HTTP/2 that needs no asking.
+		if err := out.rc.EnableFullDuplex(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+			out.fail(err)
+			return
+		}
+		ctx, cancel := context.WithCancelCause(r.Context())
+		defer cancel(nil)
+		ctx, err := gwruntime.AnnotateContext(ctx, g.mux, r, method, gwruntime.WithHTTPPathPattern(path))
+		if err != nil {
+			out.fail(err)
+			return
+		}
+		requests := json.NewDecoder(r.Body)
+		first := new(Req)
+		if err := decode(requests, first); errors.Is(err, io.EOF) {
+			out.fail(status.Error(codes.InvalidArgument, "request body is empty"))
+			return
+		} else if err != nil {
+			out.fail(err)
+			return
+		}
+		stream, err := open(ctx)
+		if err != nil {
+			out.fail(err)
+			return
+		}
+		sent := make(chan struct{})
+		go func() {
+			defer close(sent)
+			if err := sendAll(stream, requests, first); err != nil {
+				cancel(err)
+			}
+		}()
+		out.forward(ctx, receive(ctx, stream))
+		cancel(nil)
+		// The sender may be waiting for the rest of the body, which may never come.
+		if err := out.rc.SetReadDeadline(time.Unix(1, 0)); err != nil {
+			r.Body.Close()
+		}
+		<-sent
+	}
+}
+
+// decode reads one JSON message; io.EOF at the end of the body.
+func decode(from *json.Decoder, into any) error {
+	var text json.RawMessage
+	if err := from.Decode(&text); err != nil {
+		if errors.Is(err, io.EOF) {
+			return err
+		}
+		return status.Errorf(codes.InvalidArgument, "decode request: %v", err)
+	}
+	if err := marshaler().Unmarshal(text, into); err != nil {
+		return status.Errorf(codes.InvalidArgument, "decode request: %v", err)
+	}
+	return nil
+}
+
+// sendAll sends first and all that follows in the body, and half-closes at its end. A broken body ends the
+// call; an error of the call is told by its receiving side.
+func sendAll[Req, Resp any](stream grpc.BidiStreamingClient[Req, Resp], body *json.Decoder, first *Req) error {
+	for m := first; ; {
+		if err := stream.Send(m); err != nil {
+			return nil
+		}
+		m = new(Req)
+		if err := decode(body, m); errors.Is(err, io.EOF) {
+			_ = stream.CloseSend() // never fails
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// answer is a message of a stream, or how it ended: io.EOF is the orderly end.
+type answer struct {
+	header  map[string][]string
+	message proto.Message
+	err     error
+}
+
+// receive returns the answers of stream in a channel, the end last. Its goroutine ends with ctx.
+func receive[Req, Resp any](ctx context.Context, stream grpc.BidiStreamingClient[Req, Resp]) <-chan answer {
+	answers := make(chan answer)
+	go func() {
+		defer close(answers)
+		for {
+			m, err := stream.Recv()
+			a := answer{err: err}
+			if err == nil {
+				a.message = any(m).(proto.Message)
+			}
+			if header, headerErr := stream.Header(); headerErr == nil {
+				a.header = header
+			}
+			select {
+			case answers <- a:
+			case <-ctx.Done():
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return answers
+}
+
+// lines writes the answer of a stream: {"result":...} and at the end perhaps {"error":...}.
+type lines struct {
+	w       http.ResponseWriter
+	rc      *http.ResponseController
+	started bool
+}
+
+// forward writes answers until their end.
+func (l *lines) forward(ctx context.Context, answers <-chan answer) {
+	idle := time.NewTimer(idleHeader)
+	defer idle.Stop()
+	for {
+		select {
+		case <-idle.C:
+			l.start(http.StatusOK, nil)
+			if err := l.rc.Flush(); err != nil {
+				return
+			}
+		case <-ctx.Done():
+			l.fail(context.Cause(ctx))
+			return
+		case a, ok := <-answers:
+			switch {
+			case !ok:
+				l.fail(context.Cause(ctx))
+				return
+			case errors.Is(a.err, io.EOF):
+				l.start(http.StatusOK, a.header)
+				return
+			case a.err != nil:
+				if cause := context.Cause(ctx); cause != nil {
+					a.err = cause // a broken body, not the cancellation that it led to
+				}
+				l.fail(a.err)
+				return
+			}
+			l.start(http.StatusOK, a.header)
+			if err := l.result(a.message); err != nil {
+				return // the client has left
+			}
+		}
+	}
+}
+
+func (l *lines) start(code int, header map[string][]string) {
+	if l.started {
+		return
+	}
+	l.started = true
+	for _, v := range header["content-type"] {
+		l.w.Header().Add("Grpc-Metadata-Content-Type", v)
+	}
+	l.w.Header().Set("Content-Type", "application/json")
+	l.w.WriteHeader(code)
+}
+
+func (l *lines) result(m proto.Message) error {
+	text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	var line bytes.Buffer
+	line.WriteString(`{"result":`)
+	if err := json.Compact(&line, text); err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	line.WriteString("}\n")
+	if _, err := l.w.Write(line.Bytes()); err != nil {
+		return err
+	}
+	return l.rc.Flush()
+}
+
+// fail ends the stream with err: with its status if nothing was sent, else as the last line.
+func (l *lines) fail(err error) {
+	s, ok := status.FromError(err)
+	if !ok {
+		s = status.FromContextError(err)
+	}
+	text, err := json.Marshal(map[string]any{"error": struct {
+		Code    codes.Code `json:"code"`
+		Message string     `json:"message"`
+	}{s.Code(), s.Message()}})
+	if err != nil {
+		panic(err) // a number and a string always encode
+	}
+	l.start(gwruntime.HTTPStatusFromCode(s.Code()), nil)
+	_, _ = l.w.Write(append(text, '\n')) // a client that has left needs no answer
+}
