@@ -48,7 +48,8 @@ func streamCall[Req, Resp any](g *gateway, method, path string,
 	open func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[Req, Resp], error),
 ) gwruntime.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request, _ map[string]string) {
-		out := &lines{w: w, rc: http.NewResponseController(w)}
+		sent := make(chan struct{})
+		out := &lines{w: w, rc: http.NewResponseController(w), http1: r.ProtoMajor == 1, bodyRead: sent}
 		// Requests may come while answers go; over HTTP/2 that needs no asking.
 		if err := out.rc.EnableFullDuplex(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			out.fail(err)
@@ -75,7 +76,6 @@ func streamCall[Req, Resp any](g *gateway, method, path string,
 			out.fail(err)
 			return
 		}
-		sent := make(chan struct{})
 		go func() {
 			defer close(sent)
 			if err := sendAll(stream, requests, first); err != nil {
@@ -84,11 +84,7 @@ func streamCall[Req, Resp any](g *gateway, method, path string,
 		}()
 		out.forward(ctx, receive(ctx, stream))
 		cancel(nil)
-		// The sender may be waiting for the rest of the body, which may never come.
-		if err := out.rc.SetReadDeadline(time.Unix(1, 0)); err != nil {
-			r.Body.Close()
-		}
-		<-sent
+		out.awaitSender(r.Body)
 	}
 }
 
@@ -160,9 +156,24 @@ func receive[Req, Resp any](ctx context.Context, stream grpc.BidiStreamingClient
 
 // lines writes the answer of a stream: {"result":...} and at the end perhaps {"error":...}.
 type lines struct {
-	w       http.ResponseWriter
-	rc      *http.ResponseController
-	started bool
+	w        http.ResponseWriter
+	rc       *http.ResponseController
+	http1    bool
+	bodyRead <-chan struct{} // closed when nobody reads the body any more
+	started  bool
+	bodyOpen bool // when the answer started
+}
+
+// awaitSender returns when nobody reads the body any more. The sender may be waiting for the rest of a body
+// that never comes; a deadline wakes it. Over HTTP/1.1 that spoils the connection, see start; where the body
+// had ended it must not be set, for it would hit the connection's next request.
+func (l *lines) awaitSender(body io.Closer) {
+	if l.bodyOpen {
+		if err := l.rc.SetReadDeadline(time.Unix(1, 0)); err != nil {
+			body.Close()
+		}
+	}
+	<-l.bodyRead
 }
 
 // forward writes answers until their end.
@@ -207,6 +218,13 @@ func (l *lines) start(code int, header map[string][]string) {
 		return
 	}
 	l.started = true
+	select {
+	case <-l.bodyRead:
+	default:
+		if l.bodyOpen = true; l.http1 {
+			l.w.Header().Set("Connection", "close")
+		}
+	}
 	for _, v := range header["content-type"] {
 		l.w.Header().Add("Grpc-Metadata-Content-Type", v)
 	}
