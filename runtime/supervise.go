@@ -94,6 +94,21 @@ func (s *supervisor) await(ctx context.Context, name string) error {
 	}
 }
 
+// awaitAllBut returns when every loop but the named one has ended.
+func (s *supervisor) awaitAllBut(name string) {
+	s.mu.Lock()
+	var ends []chan struct{}
+	for n, ended := range s.ended {
+		if n != name {
+			ends = append(ends, ended)
+		}
+	}
+	s.mu.Unlock()
+	for _, ended := range ends {
+		<-ended
+	}
+}
+
 // err is why the member failed, nil while it has not.
 func (s *supervisor) err() error {
 	var stage *StageError
