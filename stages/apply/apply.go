@@ -306,12 +306,8 @@ func (s *Stage) end() {
 	close(s.stopped)
 }
 
-// Close gives back the published view, once Run has ended and no reader can come any more.
-func (s *Stage) Close() {
-	if v := s.views.current.Load(); v != nil {
-		v.Release()
-	}
-}
+// Close gives back the published view, once Run has ended and nobody reads keys any more.
+func (s *Stage) Close() { s.views.close() }
 
 func (s *Stage) logMigration(steps []string) {
 	for _, v := range steps {

@@ -384,4 +384,10 @@ func TestClosed(t *testing.T) {
 	if _, err := m.stage.Hash(context.Background()); err == nil || errors.Is(err, context.Canceled) {
 		t.Errorf("hash after the end: %v", err)
 	}
+	m.stage.Close() // again: harmless
+	v := m.stage.View()
+	if v.Index != 1 || v.KV.Revision() != 2 {
+		t.Errorf("the last view is of entry %d, revision %d", v.Index, v.KV.Revision())
+	}
+	v.Release()
 }

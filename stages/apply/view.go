@@ -53,7 +53,9 @@ func (h *hold) acquire() bool {
 func (v *View) Release() {
 	switch n := v.hold.refs.Add(-1); {
 	case n == 0:
-		v.reader.Release()
+		if v.reader != nil {
+			v.reader.Release()
+		}
 	case n < 0:
 		panic("apply: view released more often than acquired")
 	}
@@ -62,18 +64,34 @@ func (v *View) Release() {
 // published is where readers find the current view. Apply's goroutine sets it, any number of readers acquire.
 type published struct {
 	current atomic.Pointer[View]
+	closed  atomic.Bool
 
 	mu    sync.Mutex // guards holds: appended by apply, read for the metric
 	holds []*hold    // of views that may still have readers, oldest first
 }
 
 // acquire returns the published view. The stage's own reference may fall between the load and the acquisition,
-// but only when a newer view is already in its place.
+// but only when a newer view is already in its place, or at close. Who comes after that, such as a last scrape of
+// the meters, gets the last tables with nothing behind them: what lies in memory can be read, the backend not.
 func (p *published) acquire() *View {
 	for {
-		if v := p.current.Load(); v.hold.acquire() {
+		v := p.current.Load()
+		if v.hold.acquire() {
 			return v
 		}
+		if p.closed.Load() {
+			last := *v
+			last.reader, last.hold = nil, &hold{}
+			last.hold.refs.Store(1)
+			return &last
+		}
+	}
+}
+
+// close gives the published view back.
+func (p *published) close() {
+	if v := p.current.Load(); v != nil && !p.closed.Swap(true) {
+		v.Release()
 	}
 }
 
