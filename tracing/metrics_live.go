@@ -13,11 +13,17 @@ type Live struct {
 	DBSizeInUse          func() int64 // etcd_mvcc_db_total_size_in_use_in_bytes
 	OpenReadTransactions func() int64 // etcd_mvcc_db_open_read_transactions
 	OldestViewSeconds    func() float64
-	LogDropped           func() int64 // lines that a blocked output did not take
 }
 
 // SetLive hands over where to read the values from. It may be called again.
 func (m *Metrics) SetLive(l Live) { m.live.Store(&l) }
+
+// SetLogDropped hands over the count of log lines that a blocked output did not take. Once, before a scrape.
+func (m *Metrics) SetLogDropped(read func() uint64) {
+	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "sluice_log_dropped_total", Help: "Log lines dropped because an output was blocked.",
+	}, func() float64 { return float64(read()) }))
+}
 
 func (m *Metrics) newLive(b builder) {
 	level := func(name, help string, before float64, pick func(*Live) func() int64) {
@@ -50,14 +56,6 @@ func (m *Metrics) newLive(b builder) {
 	}, func() float64 {
 		if read := m.live.Load().OldestViewSeconds; read != nil {
 			return read()
-		}
-		return 0
-	}))
-	b.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "sluice_log_dropped_total", Help: "Log lines dropped because an output was blocked.",
-	}, func() float64 {
-		if read := m.live.Load().LogDropped; read != nil {
-			return float64(read())
 		}
 		return 0
 	}))

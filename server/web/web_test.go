@@ -306,3 +306,19 @@ func TestOldPrefix(t *testing.T) {
 		t.Errorf("gateway off: %d, want 404", w.Code)
 	}
 }
+
+func TestPeer(t *testing.T) {
+	h := newWeb(&fakeMember{leader: 1, cluster: "3.7.0"}, nil).Peer(0xabc, func() []PeerMember {
+		return []PeerMember{{ID: 7, Name: "a", PeerURLs: []string{"http://a:1"}, ClientURLs: []string{"http://a:2"}}}
+	})
+	w := get(h, http.MethodGet, "/members")
+	if w.Body.String() != `[{"id":7,"peerURLs":["http://a:1"],"name":"a","clientURLs":["http://a:2"]}]`+"\n" ||
+		w.Header().Get("X-Etcd-Cluster-ID") != "abc" {
+		t.Errorf("members %s %v", w.Body, w.Header())
+	}
+	for path, code := range map[string]int{"/version": 200, "/health": 404, "/metrics": 404} {
+		if w := get(h, http.MethodGet, path); w.Code != code {
+			t.Errorf("%s: %d, want %d", path, w.Code, code)
+		}
+	}
+}
