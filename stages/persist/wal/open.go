@@ -90,7 +90,7 @@ func copyFile(c Config, from File, path string, size int64) error {
 		return err
 	}
 	defer to.Close()
-	block := make([]byte, readBytes)
+	block := make([]byte, min(readBytes, size))
 	for off := int64(0); off < size; off += int64(len(block)) {
 		b := block[:min(int64(len(block)), size-off)]
 		if n, err := from.ReadAt(b, off); n < len(b) {
@@ -196,7 +196,7 @@ func (w *WAL) wipe(seg *segment) (int64, error) {
 
 // lastNonZero returns the offset behind the last non-zero byte of [from, size), from when there is none.
 func lastNonZero(f File, from, size int64) (int64, error) {
-	block := make([]byte, readBytes)
+	block := make([]byte, min(readBytes, max(size-from, 0)))
 	for end := size; end > from; {
 		b := block[:min(int64(len(block)), end-from)]
 		off := end - int64(len(b))

@@ -180,7 +180,7 @@ func TestWritesAndSyncsPerFlush(t *testing.T) {
 		}
 	}
 	step("append", 0, 0, func() {
-		for i := uint64(1); i <= 20; i++ {
+		for i := uint64(1); i <= 5; i++ {
 			w.AppendEntry(entry(i))
 		}
 		w.AppendState(wal.HardState{Term: 1, Vote: 1, Commit: 20})
