@@ -115,5 +115,10 @@ func (m *Member) setLive() {
 		DBSizeInUse:          func() int64 { _, inUse := m.apply.Size(); return inUse },
 		OpenReadTransactions: func() int64 { return m.backend.ReadTransactions() },
 		OldestViewSeconds:    func() float64 { return m.apply.OldestView().Seconds() },
+		ClusterVersion: func() string {
+			view := m.apply.View()
+			defer view.Release()
+			return view.Members.ClusterVersion()
+		},
 	})
 }

@@ -20,7 +20,6 @@ type Metrics struct {
 	rpc      rpcVectors
 
 	// Identity and state of the member: runtime and server set them.
-	ClusterVersion          *prometheus.GaugeVec   // etcd_cluster_version
 	ServerVersion           *prometheus.GaugeVec   // etcd_server_version
 	GoVersion               *prometheus.GaugeVec   // etcd_server_go_version
 	ServerID                *prometheus.GaugeVec   // etcd_server_id
@@ -128,6 +127,7 @@ func NewMetrics(extensive bool) *Metrics {
 	m.newDisk(b)
 	m.newClient(b)
 	m.newLive(b)
+	b.registry.MustRegister(newClusterVersion(&m.live))
 	b.unused()
 	m.rpc = newRPCVectors(b, extensive)
 	m.registry.MustRegister(
@@ -142,8 +142,6 @@ func NewMetrics(extensive bool) *Metrics {
 func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
 
 func (m *Metrics) newState(b builder) {
-	m.ClusterVersion = b.gaugeVec("etcd_cluster_version",
-		"Which version is running. 1 for 'cluster_version' label with current cluster version", "cluster_version")
 	m.ServerVersion = b.gaugeVec("etcd_server_version",
 		"Which version is running. 1 for 'server_version' label with current version.", "server_version")
 	m.GoVersion = b.gaugeVec("etcd_server_go_version",

@@ -1,6 +1,11 @@
 package tracing
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"strings"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // Live are the values that are read at the moment of a scrape. Each function may be called from any
 // goroutine and must not block; a nil one reads as its family's value before the member has started.
@@ -13,6 +18,7 @@ type Live struct {
 	DBSizeInUse          func() int64 // etcd_mvcc_db_total_size_in_use_in_bytes
 	OpenReadTransactions func() int64 // etcd_mvcc_db_open_read_transactions
 	OldestViewSeconds    func() float64
+	ClusterVersion       func() string // such as "3.7.0"; empty while undecided
 }
 
 // SetLive hands over where to read the values from. It may be called again.
@@ -59,4 +65,30 @@ func (m *Metrics) newLive(b builder) {
 		}
 		return 0
 	}))
+}
+
+// clusterVersion shows etcd_cluster_version once the version is decided.
+type clusterVersion struct {
+	live *atomic.Pointer[Live]
+	desc *prometheus.Desc
+}
+
+func newClusterVersion(live *atomic.Pointer[Live]) clusterVersion {
+	return clusterVersion{live, prometheus.NewDesc("etcd_cluster_version",
+		"Which version is running. 1 for 'cluster_version' label with current cluster version",
+		[]string{"cluster_version"}, nil)}
+}
+
+// Describe implements prometheus.Collector.
+func (c clusterVersion) Describe(out chan<- *prometheus.Desc) { out <- c.desc }
+
+// Collect implements prometheus.Collector. The label is the minor version: "3.7".
+func (c clusterVersion) Collect(out chan<- prometheus.Metric) {
+	read := c.live.Load().ClusterVersion
+	if read == nil {
+		return
+	}
+	if parts := strings.SplitN(read(), ".", 3); len(parts) == 3 {
+		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, 1, parts[0]+"."+parts[1])
+	}
 }

@@ -39,6 +39,7 @@ func touched(t *testing.T, extensive bool) (*Metrics, map[string]*dto.MetricFami
 		}
 	}
 	m.RPC("unary", "etcdserverpb.KV", "Put")
+	m.SetLive(Live{ClusterVersion: func() string { return "3.7.0" }})
 	return m, gather(t, m)
 }
 
@@ -169,6 +170,9 @@ func TestLiveValues(t *testing.T) {
 	m.SetLive(Live{CompactRevision: func() int64 { return 7 }, DBSize: func() int64 { return 4096 }})
 	if got := value("etcd_debugging_mvcc_compact_revision"); got != 7 {
 		t.Errorf("compact revision %g, want 7", got)
+	}
+	if _, shown := gather(t, m)["etcd_cluster_version"]; shown {
+		t.Error("a cluster version is shown before it is decided")
 	}
 	if got := value("etcd_mvcc_db_total_size_in_bytes"); got != 4096 {
 		t.Errorf("db size %g, want 4096", got)
