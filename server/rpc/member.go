@@ -22,8 +22,6 @@ type Member interface {
 	MemberID() uint64
 	// Leader is the leader that this member knows, 0 for none.
 	Leader() uint64
-	// Learner says whether this member is a learner now.
-	Learner() bool
 	Term() uint64
 	CommitIndex() uint64
 	AppliedIndex() uint64

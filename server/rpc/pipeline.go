@@ -27,10 +27,13 @@ const (
 // admit makes the checks that every RPC passes, in the order of client-api.md 2.1. serializable is whether the
 // request is a serializable Range. hasLeader is whether the client insists on a leader.
 func (s *Server) admit(ctx context.Context, m *method, kind requestKind, serializable bool) (hasLeader bool, err error) {
-	if err := s.capable(); err != nil {
-		return false, err
+	v := s.m.View()
+	version, learner := v.Members.ClusterVersion(), v.Members.IsLearner()
+	v.Release()
+	if !s.capable(version) {
+		return false, rpctypes.ErrGRPCNotCapable
 	}
-	if s.m.Learner() && m.learner != learnerServes && !(m.learner == learnerServesSerializable && serializable) {
+	if learner && m.learner != learnerServes && !(m.learner == learnerServesSerializable && serializable) {
 		return false, rpctypes.ErrGRPCNotSupportedForLearner
 	}
 	md, ok := metadata.FromIncomingContext(ctx)
@@ -38,7 +41,7 @@ func (s *Server) admit(ctx context.Context, m *method, kind requestKind, seriali
 		s.clients.count(kind, unknownVersion)
 		return false, nil
 	}
-	version := unknownVersion
+	version = unknownVersion
 	if v := md[rpctypes.MetadataClientAPIVersionKey]; len(v) > 0 {
 		version = v[0]
 	}
@@ -55,16 +58,17 @@ func (s *Server) admit(ctx context.Context, m *method, kind requestKind, seriali
 	return false, nil
 }
 
-// capable says whether the cluster has the v3 API. An undecided version is that of a cluster that starts: its
-// members are all of this release.
-func (s *Server) capable() error {
-	v := s.m.View()
-	version := v.Members.ClusterVersion()
-	v.Release()
-	if version != "" && !members.AtLeast(version, 3, 0) {
-		return rpctypes.ErrGRPCNotCapable
+// capable says whether a cluster of this version has the v3 API. An undecided version is that of a cluster that
+// starts: its members are all of this release.
+func (s *Server) capable(version string) bool {
+	if last := s.capableVersion.Load(); last != nil && *last == version {
+		return true
 	}
-	return nil
+	if version != "" && !members.AtLeast(version, 3, 0) {
+		return false
+	}
+	s.capableVersion.Store(&version)
+	return true
 }
 
 // unary is the interceptor of the generated unary handlers.

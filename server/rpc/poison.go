@@ -45,8 +45,9 @@ func (p *PoisonPool) Put(b *[]byte) {
 		panic(fmt.Sprintf("rpc: buffer of %d bytes freed twice, or not from this pool", cap(*b)))
 	}
 	whole := (*b)[:cap(*b)]
-	for i := range whole {
-		whole[i] = poisonByte
+	whole[0] = poisonByte
+	for n := 1; n < len(whole); n *= 2 {
+		copy(whole[n:], whole[:n])
 	}
 }
 

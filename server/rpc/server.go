@@ -7,6 +7,7 @@ import (
 	"math"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -37,7 +38,8 @@ type Server struct {
 	leaders *leaderMonitor
 	hashing chan struct{} // a token per bcrypt run, so that logins cannot take all processors
 
-	calls sync.Pool // of *call
+	calls          sync.Pool              // of *call
+	capableVersion atomic.Pointer[string] // cluster version that was last found good: any call sets it
 
 	local *handover    // connections from inside the process
 	plain *grpc.Server // plaintext listeners and the local one
