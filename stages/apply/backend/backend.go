@@ -56,16 +56,19 @@ const (
 type Backend struct {
 	cfg          Config // fixed at Open
 	log          *zap.Logger
-	in           *mailbox.Mailbox[message]
+	in           *mailbox.Mailbox[message] // requests
 	send         mailbox.Sender[message]
-	promiseAfter time.Duration    // a commit that takes longer may wait for a remap
-	slots        chan struct{}    // a token for each sealed buffer that is not in the file, or is held back
-	wanted       chan struct{}    // capacity 1
-	jobs         chan *defragment // unbuffered: one runs, the others wait
-	ended        chan struct{}    // closed when Run has ended or never will; err is set before
+	seals        *mailbox.Mailbox[*buffer] // sealed buffers; never more than sealedMax
+	promiseAfter time.Duration             // a commit that takes longer may wait for a remap
+	slots        chan struct{}             // a token for each sealed buffer that is not in the file, or is held back
+	wanted       chan struct{}             // capacity 1
+	changed      chan struct{}             // capacity 1, from Run to a waiting apply: base or sealed has changed
+	jobs         chan *defragment          // unbuffered: one runs, the others wait
+	ended        chan struct{}             // closed when Run has ended or never will; err is set before
 
 	current     *buffer // owned by apply
 	last        Seal    // owned by apply: the newest seal
+	acquired    *base   // owned by apply: of its newest snapshot, to compare only
 	index, term uint64  // owned by apply: on disk at Open or Install
 
 	file                      *file // owned by Run
@@ -129,6 +132,7 @@ func (b *Backend) Acquire() *Snapshot {
 		panic("backend: Acquire after Close")
 	}
 	s.base = b.base.retain()
+	b.acquired = s.base
 	for i := len(b.sealed) - 1; i >= 0; i-- {
 		if l := b.sealed[i].layer(); !l.empty() {
 			s.layers = append(s.layers, l)
@@ -137,11 +141,16 @@ func (b *Backend) Acquire() *Snapshot {
 	return s
 }
 
+// ErrStale is returned by Seal, Flush and Install while the writer waits for the read transactions of old
+// snapshots, and apply has published none since that wait began: it must publish a fresh view, releasing
+// the old one, and call again. Else the two would wait for each other.
+var ErrStale = errors.New("backend: publish a fresh view first")
+
 // Seal hands the changes since the last one to the writer, which commits them together with the seal. It
 // waits while two sealed buffers are not in the file. A seal that says nothing new is not committed.
 //
 // Apply alone calls it, between two entries: when SealWanted says so, and when it needs a Flush. It returns
-// the error that ended Run, ErrClosed after Close.
+// ErrStale, the error that ended Run, or ErrClosed after Close.
 func (b *Backend) Seal(ctx context.Context, s Seal) error {
 	if s.Index < b.last.Index || s.Term < b.last.Term {
 		panic(fmt.Sprintf("backend: seal at index %d term %d after index %d term %d",
@@ -151,17 +160,8 @@ func (b *Backend) Seal(ctx context.Context, s Seal) error {
 		b.settle()
 		return b.failure()
 	}
-	select {
-	case b.slots <- struct{}{}:
-	case <-b.ended:
-		return b.failure()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	place, err := b.send.Reserve(ctx)
-	if err != nil {
-		<-b.slots
-		return b.because(err)
+	if err := b.takeSlot(ctx); err != nil {
+		return err
 	}
 	full := b.current
 	full.seal = s
@@ -172,9 +172,42 @@ func (b *Backend) Seal(ctx context.Context, s Seal) error {
 	b.current, b.last = newBuffer(min(len(full.run), b.cfg.BatchLimit)), s
 	b.due.Store(false)
 	b.pending.Store(false)
-	err = place.Put(sealed{full})
+	err := b.seals.Sender(mailbox.Refuse).Send(ctx, full)
+	if errors.Is(err, mailbox.ErrFull) {
+		panic(fmt.Sprintf("backend: more than %d sealed buffers", sealedMax))
+	}
 	b.settle()
 	return b.because(err)
+}
+
+// takeSlot waits for a place among the sealed buffers.
+func (b *Backend) takeSlot(ctx context.Context) error {
+	for {
+		select {
+		case b.slots <- struct{}{}:
+			return nil
+		default:
+		}
+		if b.stale() {
+			return ErrStale
+		}
+		select {
+		case b.slots <- struct{}{}:
+			return nil
+		case <-b.changed:
+		case <-b.ended:
+			return b.failure()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// stale reports whether apply's newest snapshot may be one that the writer waits for.
+func (b *Backend) stale() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.base != nil && b.base.txn.Load() == nil && b.acquired != nil && b.acquired != b.base
 }
 
 // settle answers those who demanded a seal: all that they may ask for is on its way to the writer.
@@ -202,17 +235,38 @@ func (b *Backend) SealWanted() bool {
 // one keeps buffers and a read transaction that are no longer needed.
 func (b *Backend) Wanted() <-chan struct{} { return b.wanted }
 
+// signal wakes apply, idle or waiting in a call.
 func (b *Backend) signal() {
-	select {
-	case b.wanted <- struct{}{}:
-	default:
+	for _, c := range []chan struct{}{b.wanted, b.changed} {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
 	}
 }
 
-// Flush waits until everything sealed so far is durable.
+// Flush waits until everything sealed so far is durable. Apply alone calls it. Errors as Seal.
 func (b *Backend) Flush(ctx context.Context) error {
-	done := make(chan error, 1)
-	return b.ask(ctx, barrier{done}, done)
+	for {
+		b.mu.Lock()
+		n, err := len(b.sealed), b.err
+		b.mu.Unlock()
+		if n == 0 && errors.Is(err, mailbox.ErrClosed) {
+			return nil
+		}
+		if n == 0 || err != nil {
+			return err
+		}
+		if b.stale() {
+			return ErrStale
+		}
+		select {
+		case <-b.changed:
+		case <-b.ended:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // Durable returns the consistent index and term of the last commit. Any goroutine may call it.
@@ -259,12 +313,17 @@ func (b *Backend) ask(ctx context.Context, m message, done <-chan error) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-b.ended:
-		select {
-		case err := <-done: // answered, and then ended
-			return err
-		default:
-			return b.failure()
-		}
+		return b.answerOrFailure(done)
+	}
+}
+
+// answerOrFailure is for after the end: the answer that came just before it, or why it ended.
+func (b *Backend) answerOrFailure(done <-chan error) error {
+	select {
+	case err := <-done:
+		return err
+	default:
+		return b.failure()
 	}
 }
 
@@ -305,8 +364,12 @@ func (b *Backend) because(err error) error {
 
 // Close ends the backend in order: the writer commits what was sealed, then Run ends. What was not sealed
 // is left to the log. The file stays open for the snapshots that are still held; the last one closes it.
+//
+// Whoever stops in order seals and flushes first, so that nothing is left to commit here: a commit that must
+// wait for held snapshots would make Close wait as well.
 func (b *Backend) Close() error {
 	b.in.Close()
+	b.seals.Close()
 	b.mu.Lock()
 	if !b.started {
 		b.started = true

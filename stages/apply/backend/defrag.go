@@ -68,7 +68,8 @@ func (b *Backend) defragment(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := b.Flush(ctx); err != nil {
+	flushed := make(chan error, 1)
+	if err := b.ask(ctx, barrier{flushed}, flushed); err != nil {
 		return err
 	}
 	total, inUse := b.Size()

@@ -13,6 +13,9 @@ import (
 // Apply alone calls it, and calls ConsistentIndex afterwards to learn where the new state stands. A running
 // defragmentation ends with ErrSuperseded. On an error the old database stays in place.
 func (b *Backend) Install(ctx context.Context, path string) error {
+	if err := b.Flush(ctx); err != nil { // what is sealed is on its way already
+		return err
+	}
 	b.current = newBuffer(0)
 	b.pending.Store(false)
 	done := make(chan error, 1)

@@ -50,9 +50,11 @@ func Open(cfg Config) (*Backend, error) {
 	b := &Backend{
 		cfg: cfg, log: cfg.Logger,
 		in:           mailbox.New[message](mailbox.Config{Name: "backend", Capacity: cfg.Capacity}),
+		seals:        mailbox.New[*buffer](mailbox.Config{Name: "backend sealed", Capacity: sealedMax}),
 		promiseAfter: promiseAfter,
 		slots:        make(chan struct{}, sealedMax),
 		wanted:       make(chan struct{}, 1),
+		changed:      make(chan struct{}, 1),
 		jobs:         make(chan *defragment),
 		ended:        make(chan struct{}),
 		current:      newBuffer(0),

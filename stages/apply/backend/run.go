@@ -31,7 +31,6 @@ type (
 	}
 )
 
-func (sealed) isMessage()  {}
 func (barrier) isMessage() {}
 func (pin) isMessage()     {}
 func (round) isMessage()   {}
@@ -63,19 +62,32 @@ func (b *Backend) Run(ctx context.Context) error {
 func (b *Backend) loop(ctx context.Context) error {
 	tick := time.NewTicker(b.cfg.BatchInterval)
 	defer tick.Stop()
-	in := b.in.Receiver()
+	in, seals := b.in.Receiver(), b.seals.Receiver()
 	var batch []message
 	for {
 		select {
-		case <-in.Ready():
-			var err error
-			if batch, err = in.TryReceive(batch[:0]); err != nil {
+		case <-seals.Ready():
+			if err := b.flushSealed(ctx); err != nil {
 				return err
 			}
-			if err := b.process(ctx, batch); err != nil {
-				return err
+		case <-in.Ready():
+			var closed error
+			batch, closed = in.TryReceive(batch[:0])
+			for _, m := range batch {
+				if err := b.flushSealed(ctx); err != nil {
+					return err
+				}
+				if err := b.handle(m); err != nil {
+					return err
+				}
 			}
 			clear(batch)
+			if closed != nil {
+				if err := b.flushSealed(ctx); err != nil {
+					return err
+				}
+				return closed
+			}
 		case <-tick.C:
 			if b.pending.Load() {
 				b.due.Store(true)
@@ -87,21 +99,12 @@ func (b *Backend) loop(ctx context.Context) error {
 	}
 }
 
-// process handles a batch in order. Sealed buffers that follow each other share one commit.
-func (b *Backend) process(ctx context.Context, batch []message) error {
-	var set []*buffer
-	for _, m := range batch {
-		if m, ok := m.(sealed); ok {
-			set = append(set, m.buffer)
-			continue
-		}
-		if err := b.flush(ctx, set); err != nil {
-			return err
-		}
-		set = nil
-		if err := b.handle(m); err != nil {
-			return err
-		}
+// flushSealed commits the sealed buffers that wait, together. It comes before every request, so that a
+// request finds in the file what was sealed before it was sent.
+func (b *Backend) flushSealed(ctx context.Context) error {
+	set, err := b.seals.Receiver().TryReceive(nil)
+	if err != nil && !errors.Is(err, mailbox.ErrClosed) {
+		return err
 	}
 	return b.flush(ctx, set)
 }
@@ -137,6 +140,7 @@ func (b *Backend) newest() *base {
 // committed: with the buffers above it they still see what they should.
 func (b *Backend) stop(err error) {
 	b.in.Close()
+	b.seals.Close()
 	b.mu.Lock()
 	b.flushing = false
 	if b.base.txn.Load() == nil {
