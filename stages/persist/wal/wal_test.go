@@ -411,6 +411,22 @@ func BenchmarkFlush(b *testing.B) {
 	}
 }
 
+// BenchmarkFlushZeroed is one small batch on blocks that Prepare has written, to compare with entries=1 above,
+// whose blocks are only reserved.
+func BenchmarkFlushZeroed(b *testing.B) {
+	w := create(b, wal.Config{Dir: filepath.Join(b.TempDir(), "wal")})
+	if err := w.PrepareAll(); err != nil {
+		b.Fatal(err)
+	}
+	e := wire.NewEntry(raftpb.EntryNormal, 1, 1, make([]byte, 300))
+	for b.Loop() {
+		w.AppendEntry(e)
+		if _, err := w.Flush(true); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 func BenchmarkAppend(b *testing.B) {
 	c := wal.Config{Dir: filepath.Join(b.TempDir(), "wal"), UnsafeNoFsync: true}
 	w := create(b, c)
