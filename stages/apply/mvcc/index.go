@@ -124,21 +124,50 @@ func (st *state) part(it item, sp span, last bool) part {
 	return p
 }
 
-// count returns the number of keys of sp at revision rev.
+// count returns the number of keys of sp at revision rev. It is parts with the pages in between, of which
+// there may be many thousands, added up on the spot.
 func (st *state) count(sp span, rev int64) (n int64) {
-	st.parts(sp, func(p part) bool {
-		if p.settled(rev) {
-			n += p.sum.live
+	if sp.empty() {
+		return 0
+	}
+	if sp.single {
+		st.parts(sp, func(p part) bool {
+			n = p.count(rev)
 			return true
+		})
+		return n
+	}
+	var wait item // as in parts
+	st.tree.AscendGreaterOrEqual(item{low: leaf(st.tree, sp.from).low}, func(it item) bool {
+		if sp.to != nil && bytes.Compare(it.low, sp.to) >= 0 {
+			return false
 		}
-		lo, hi := p.bounds()
-		for i := lo; i < hi; i++ {
-			if _, _, ok := p.page.at(i, rev); ok {
-				n++
-			}
+		switch {
+		case wait.page == nil: // the first
+		case wait.sum.highest <= rev && !st.unpublished && bytes.Compare(wait.low, sp.from) >= 0:
+			n += wait.sum.live
+		default:
+			p := st.part(wait, sp, false)
+			n += p.count(rev)
 		}
+		wait = it
 		return true
 	})
+	p := st.part(wait, sp, true)
+	return n + p.count(rev)
+}
+
+// count returns the number of the part's keys at revision rev.
+func (p *part) count(rev int64) (n int64) {
+	if p.settled(rev) {
+		return p.sum.live
+	}
+	lo, hi := p.bounds()
+	for i := lo; i < hi; i++ {
+		if _, _, ok := p.page.at(i, rev); ok {
+			n++
+		}
+	}
 	return n
 }
 

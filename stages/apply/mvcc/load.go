@@ -125,7 +125,7 @@ func (s *Store) build(recs []loadRecord, parts int) error {
 	var slabID atomic.Uint32
 	var wg sync.WaitGroup
 	for n := range parts {
-		b := &builder{slabID: &slabID, budget: s.slabs.bytesMax / int64(parts)}
+		b := &builder{parts: parts, slabID: &slabID, budget: s.slabs.bytesMax / int64(parts)}
 		if n > 0 {
 			b.from = splits[n-1]
 		}
@@ -188,6 +188,7 @@ func splitters(recs []loadRecord, parts int) (splits [][]byte) {
 // builder builds the pages of the keys in [from, to). The first part has no from, the last no to.
 type builder struct {
 	from, to []byte
+	parts    int            // how many builders there are
 	slabID   *atomic.Uint32 // the last place of the table that is taken
 	budget   int64
 
@@ -204,7 +205,7 @@ type builtSlab struct {
 }
 
 func (b *builder) build(recs []loadRecord) error {
-	var own []loadRecord
+	own := make([]loadRecord, 0, len(recs)/b.parts+len(recs)/(8*b.parts))
 	for _, r := range recs {
 		key := r.key()
 		if (b.from == nil || bytes.Compare(key, b.from) >= 0) && (b.to == nil || bytes.Compare(key, b.to) < 0) {

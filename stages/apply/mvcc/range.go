@@ -214,8 +214,17 @@ func head(out Sink, num protowire.Number, n int) {
 
 // tail writes what follows the kvs.
 func tail(out Sink, more bool, count int64) {
-	var b [tailBytesMax]byte
-	out.Append(wire.AppendIntField(wire.AppendBoolField(b[:0], fieldRangeMore, more), fieldRangeCount, count))
+	n := 0
+	if more {
+		n = 2
+	}
+	if count != 0 {
+		n += 1 + protowire.SizeVarint(uint64(count))
+	}
+	if n > 0 {
+		b := wire.AppendBoolField(out.Reserve(n)[:0], fieldRangeMore, more)
+		wire.AppendIntField(b, fieldRangeCount, count)
+	}
 }
 
 // RangeBound returns an upper bound of the bytes that Range will append for r; for an unsorted range
