@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"sluice/stages/persist/wal"
+	"sluice/tracing"
 )
 
 const (
@@ -54,7 +55,7 @@ type Config struct {
 	Path          string // an existing directory
 	Log           *zap.Logger
 	UnsafeNoFsync bool
-	Clock         func() int64 // monotonic nanoseconds, to time syncs; nil leaves every time zero
+	Clock         func() int64 // monotonic nanoseconds, to time syncs; nil is tracing.Clock
 }
 
 // Open returns the snapshot directory.
@@ -66,7 +67,7 @@ func Open(c Config) *Dir {
 		c.Log = zap.NewNop()
 	}
 	if c.Clock == nil {
-		c.Clock = func() int64 { return 0 }
+		c.Clock = tracing.Clock
 	}
 	return &Dir{disk: c.Disk, path: filepath.Clean(c.Path), log: c.Log, noFsync: c.UnsafeNoFsync, clock: c.Clock}
 }

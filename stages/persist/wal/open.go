@@ -21,8 +21,8 @@ type Repair struct {
 }
 
 // Open opens the log in c.Dir for writing and returns what it says behind the snapshot at, whose ConfState
-// does not matter. A torn end is repaired once, and Contents says so. Errors are damage or a lock held by
-// somebody else, and name the file; nothing was changed then, except for a repair.
+// does not matter. A torn end is repaired once, and Contents says so, for the caller to log. Errors are damage
+// or a lock held by somebody else, and name the file; nothing was changed then, except for a repair.
 //
 // Rule: contract/disk-and-peer.md 2.7 and 2.8.
 func Open(c Config, at Snapshot) (*WAL, Contents, error) {
@@ -56,8 +56,6 @@ func readRepaired(c Config, segs []segment, at Snapshot) (Contents, *decoder, er
 	if err != nil {
 		return contents, d, fmt.Errorf("repair: %w", err)
 	}
-	c.Log.Info("repaired WAL", zap.String("path", fix.Path), zap.String("copy", fix.Broken),
-		zap.Int64("offset", fix.Offset), zap.Int64("size", fix.Size), zap.NamedError("cause", fix.Cause))
 	contents, d, err = readAll(segs, at)
 	contents.Repaired = fix
 	return contents, d, err

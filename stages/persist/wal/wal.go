@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"sluice/stages/wire"
+	"sluice/tracing"
 )
 
 const (
@@ -28,7 +29,7 @@ type Config struct {
 	Disk FS     // nil is the real one
 	Dir  string // the directory of the segments
 	Log  *zap.Logger
-	// Clock returns monotonic nanoseconds, to time writes and syncs; nil leaves every Timing zero.
+	// Clock returns monotonic nanoseconds, to time writes and syncs; nil is tracing.Clock.
 	Clock func() int64
 	// UnsafeNoFsync skips every sync: what was acknowledged may be lost with the machine.
 	UnsafeNoFsync bool
@@ -41,7 +42,7 @@ func (c Config) filled() Config {
 		c.Disk = Disk{}
 	}
 	if c.Clock == nil {
-		c.Clock = func() int64 { return 0 }
+		c.Clock = tracing.Clock
 	}
 	if c.SegmentBytes == 0 {
 		c.SegmentBytes = SegmentBytes
