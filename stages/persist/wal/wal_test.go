@@ -441,3 +441,18 @@ func BenchmarkAppend(b *testing.B) {
 		}
 	}
 }
+
+// Contract 17.30: the lock is an open-file-description one; flock would not keep the real etcd out.
+func TestLockIsOfOpenFileDescriptions(t *testing.T) {
+	create(t, wal.Config{Dir: filepath.Join(t.TempDir(), "wal"), SegmentBytes: 8192})
+	infos, err := filepath.Glob("/proc/self/fdinfo/*")
+	if err != nil || len(infos) == 0 {
+		t.Skip("no /proc/self/fdinfo here")
+	}
+	for _, info := range infos {
+		if b, err := os.ReadFile(info); err == nil && bytes.Contains(b, []byte("OFDLCK ADVISORY  WRITE")) {
+			return
+		}
+	}
+	t.Fatal("no open file holds an OFD write lock")
+}
