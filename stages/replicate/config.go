@@ -103,7 +103,7 @@ type Config struct {
 	Boot   Boot
 	Tick   time.Duration // heartbeat interval; runtime calls Tick this often
 	Clock  func() int64  // monotonic nanoseconds; nil is tracing.Clock
-	Logger *zap.Logger   // nil logs nothing
+	Logger *zap.Logger   // named "raft", as etcd's lines are; nil logs nothing
 	Meter  *tracing.Stage
 
 	IntakeMessages int   // capacity of the intake, at least 1

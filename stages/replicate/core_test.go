@@ -2,6 +2,7 @@ package replicate
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"go.etcd.io/raft/v3"
@@ -355,6 +356,43 @@ func TestSnapshotCatchUp(t *testing.T) {
 	c.tick(3)
 	if f.index != l.index || f.index < 510 || len(l.c.sending) != 0 {
 		t.Errorf("follower at %d, leader at %d", f.index, l.index)
+	}
+}
+
+// A slow apply still has older batches when the snapshot is durable: the Install waits behind them, and
+// what follows it stays apart.
+func TestInstallKeepsItsPlace(t *testing.T) {
+	m := newMember(t, Settings{ID: 2, ApplyCredits: 1}, Boot{ConfState: &raftpb.ConfState{Voters: []uint64{1, 2, 3}}})
+	c := &cluster{t: t, members: map[uint64]*member{2: m}, ids: []uint64{2}, cut: map[[2]uint64]bool{}, refuse: map[uint64]bool{}}
+	m.slow = true
+	from := func(msg *raftpb.Message) {
+		msg.From, msg.To, msg.Term = new(uint64(1)), new(uint64(2)), new(uint64(1))
+		m.c.peer(PeerInput{Messages: []*raftpb.Message{msg}})
+		c.run()
+	}
+	for i := uint64(0); i < 4; i++ {
+		from(&raftpb.Message{Type: raftpb.MsgApp.Enum(), Index: new(i), LogTerm: new(min(i, 1)), Commit: new(i + 1), Entries: logEntries(i+1, i+1, 1)})
+	}
+	conf := &raftpb.ConfState{Voters: []uint64{1, 2, 3}}
+	from(&raftpb.Message{Type: raftpb.MsgSnap.Enum(), Snapshot: &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: new(uint64(50)), Term: new(uint64(1)), ConfState: conf}}})
+	for i := uint64(50); i < 53; i++ {
+		from(&raftpb.Message{Type: raftpb.MsgApp.Enum(), Index: new(i), LogTerm: new(uint64(1)), Commit: new(i + 1), Entries: logEntries(i+1, i+1, 1)})
+	}
+	var order []string
+	for len(m.work) > 0 {
+		if w := m.work[0]; w.snapshot != nil {
+			order = append(order, fmt.Sprintf("install %d", w.snapshot.GetMetadata().GetIndex()))
+		} else {
+			es := w.batch.Entries
+			order = append(order, fmt.Sprintf("apply %d-%d", es[0].GetIndex(), es[len(es)-1].GetIndex()))
+		}
+		m.apply(c)
+	}
+	if want := []string{"apply 1-1", "apply 2-4", "install 50", "apply 51-53"}; !slices.Equal(order, want) {
+		t.Errorf("got %q, want %q", order, want)
+	}
+	if m.c.log.unapplied != 0 || !m.c.idle() {
+		t.Errorf("%d bytes unapplied, idle %v", m.c.log.unapplied, m.c.idle())
 	}
 }
 

@@ -11,7 +11,7 @@ type raftPanic struct{ text string }
 
 func (p raftPanic) Error() string { return "raft: " + p.text }
 
-// logger is raft's Logger over zap. raft's texts are kept word for word: tools wait for "became leader at
+// logger is raft's Logger over zap, under the name that the injected one has. raft's texts are kept word for word: tools wait for "became leader at
 // term" and "elected leader". Lines below the level are not formatted.
 type logger struct {
 	zap   *zap.SugaredLogger
@@ -20,7 +20,6 @@ type logger struct {
 }
 
 func newLogger(l *zap.Logger) *logger {
-	l = l.Named("raft")
 	core := l.Core()
 	return &logger{zap: l.Sugar(), debug: core.Enabled(zap.DebugLevel), info: core.Enabled(zap.InfoLevel)}
 }

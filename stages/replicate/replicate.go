@@ -100,8 +100,13 @@ func (in PeerInput) bytes() int {
 
 // Mailboxes are the stage's inboxes, for meters and settings.
 func (s *Stage) Mailboxes() []mailbox.Metered {
-	return []mailbox.Metered{s.acks, s.intake, s.peers, s.ticks}
+	return []mailbox.Metered{fixedRoom{s.acks}, s.intake, s.peers, s.ticks}
 }
+
+// fixedRoom is the inbox of acknowledgements to meters and settings: its capacity follows from the credits.
+type fixedRoom struct{ *mailbox.Mailbox[ack] }
+
+func (fixedRoom) SetCapacity(int) {}
 
 // Propose hands over one batch: normal entries, or one conf change alone. It waits while the intake is
 // full. The entries belong to raft from then on.

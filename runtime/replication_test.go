@@ -1,4 +1,4 @@
-package replicate_test
+package runtime_test
 
 import (
 	"context"
@@ -21,9 +21,9 @@ import (
 	"sluice/stages/wire"
 )
 
-// pipeline is propose and replicate as runtime wires them, with a disk and a state machine that take as
-// long as the test says. It stands outside both stages: neither imports the other.
-type pipeline struct {
+// replication is propose and replicate as this package wires them, with a disk and a state machine that take as
+// long as the test says.
+type replication struct {
 	t       *testing.T
 	propose *propose.Stage
 	raft    *replicate.Stage
@@ -41,43 +41,43 @@ type pipeline struct {
 }
 
 // Persist, Apply, Peers, Propose for replicate.
-func (p *pipeline) Append(a replicate.Append) error {
+func (p *replication) Append(a replicate.Append) error {
 	return p.disk.Sender(mailbox.Refuse).Send(context.Background(), a)
 }
-func (p *pipeline) Checkpoint(c replicate.Checkpoint) error {
+func (p *replication) Checkpoint(c replicate.Checkpoint) error {
 	return p.disk.Sender(mailbox.Refuse).Send(context.Background(), c)
 }
-func (p *pipeline) Apply(b replicate.Batch) error {
+func (p *replication) Apply(b replicate.Batch) error {
 	return p.machine.Sender(mailbox.Refuse).Send(context.Background(), b)
 }
-func (p *pipeline) Install(replicate.Install) error                  { return errors.New("no snapshots here") }
-func (p *pipeline) WantSnapshot()                                    {}
-func (p *pipeline) Send(uint64, []*raftpb.Message) []*raftpb.Message { return nil }
-func (p *pipeline) ReadIndexed(round, index uint64)                  { p.propose.ReadIndexed(round, index) }
-func (p *pipeline) Complete(results []wire.Result)                   { p.propose.Complete(results) }
-func (p *pipeline) Standing(st replicate.Standing)                   { p.propose.Standing(propose.Standing(st)) }
-func (p *pipeline) Refuse(es []*raftpb.Entry, why replicate.Refusal) {
+func (p *replication) Install(replicate.Install) error                  { return errors.New("no snapshots here") }
+func (p *replication) WantSnapshot()                                    {}
+func (p *replication) Send(uint64, []*raftpb.Message) []*raftpb.Message { return nil }
+func (p *replication) ReadIndexed(round, index uint64)                  { p.propose.ReadIndexed(round, index) }
+func (p *replication) Complete(results []wire.Result)                   { p.propose.Complete(results) }
+func (p *replication) Standing(st replicate.Standing)                   { p.propose.Standing(propose.Standing(st)) }
+func (p *replication) Refuse(es []*raftpb.Entry, why replicate.Refusal) {
 	p.propose.Refuse(es, propose.Refusal(why))
 }
-func (p *pipeline) Backlog(n int64) {
+func (p *replication) Backlog(n int64) {
 	p.backlog.Store(n)
 	p.peak.Store(max(p.peak.Load(), n))
 	p.propose.Backlog(n)
 }
 
 // Progress for propose; replicate's stage is made after it.
-func (p *pipeline) Committed() uint64 { return p.raft.Committed() }
-func (p *pipeline) Applied() uint64   { return p.applied.Load() }
-func (p *pipeline) Propose(ctx context.Context, es []*raftpb.Entry) error {
+func (p *replication) Committed() uint64 { return p.raft.Committed() }
+func (p *replication) Applied() uint64   { return p.applied.Load() }
+func (p *replication) Propose(ctx context.Context, es []*raftpb.Entry) error {
 	return p.raft.Propose(ctx, es)
 }
-func (p *pipeline) ReadIndex(ctx context.Context, round uint64) error {
+func (p *replication) ReadIndex(ctx context.Context, round uint64) error {
 	return p.raft.ReadIndex(ctx, round)
 }
 
-func startPipeline(t *testing.T, capacity int, pause func(string), change func(*propose.Config)) *pipeline {
+func startReplication(t *testing.T, capacity int, pause func(string), change func(*propose.Config)) *replication {
 	t.Helper()
-	p := &pipeline{t: t, pause: pause}
+	p := &replication{t: t, pause: pause}
 	credits := min(capacity, 2)
 	pc := propose.Config{
 		MemberID: 0xff01, StartMillis: 1, ClientMessages: capacity, SystemMessages: capacity,
@@ -123,7 +123,7 @@ func startPipeline(t *testing.T, capacity int, pause func(string), change func(*
 }
 
 // stop ends the pipeline from the near end, as runtime does, and checks that each stage drained.
-func (p *pipeline) stop() {
+func (p *replication) stop() {
 	p.t.Helper()
 	p.propose.Close()
 	if err := <-p.done[0]; !errors.Is(err, mailbox.ErrClosed) {
@@ -140,7 +140,7 @@ func (p *pipeline) stop() {
 	p.propose.Abandon()
 }
 
-func (p *pipeline) runDisk() {
+func (p *replication) runDisk() {
 	for {
 		batch, err := p.disk.Receiver().Receive(context.Background(), nil)
 		if err != nil {
@@ -167,7 +167,7 @@ func (p *pipeline) runDisk() {
 	}
 }
 
-func (p *pipeline) runMachine() {
+func (p *replication) runMachine() {
 	checkpoint := uint64(0)
 	for {
 		batch, err := p.machine.Receiver().Receive(context.Background(), nil)
@@ -197,7 +197,7 @@ func (p *pipeline) runMachine() {
 	}
 }
 
-func (p *pipeline) applyEntry(e *raftpb.Entry, ack *replicate.ApplyAck) []wire.Result {
+func (p *replication) applyEntry(e *raftpb.Entry, ack *replicate.ApplyAck) []wire.Result {
 	if e.GetType() == raftpb.EntryConfChange {
 		cc := &raftpb.ConfChange{}
 		if err := proto.Unmarshal(e.GetData(), cc); err != nil {
@@ -219,17 +219,17 @@ func (p *pipeline) applyEntry(e *raftpb.Entry, ack *replicate.ApplyAck) []wire.R
 
 // Everything completes once, with its own result; what was acknowledged before a read began is in the view
 // that the read gets; nothing deadlocks, whatever the sizes and the delays.
-func TestPipeline(t *testing.T) {
+func TestReplication(t *testing.T) {
 	for _, capacity := range []int{1, 2, 1000} {
 		for seed := range uint64(6) {
 			t.Run(fmt.Sprintf("capacity=%d/seed=%d", capacity, seed), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) { runPipeline(t, capacity, seed) })
+				synctest.Test(t, func(t *testing.T) { runReplication(t, capacity, seed) })
 			})
 		}
 	}
 }
 
-func runPipeline(t *testing.T, capacity int, seed uint64) {
+func runReplication(t *testing.T, capacity int, seed uint64) {
 	var mu sync.Mutex
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	draw := func(n int64) int64 { mu.Lock(); defer mu.Unlock(); return rnd.Int64N(n) }
@@ -241,7 +241,7 @@ func runPipeline(t *testing.T, capacity int, seed uint64) {
 			time.Sleep(time.Duration(draw(int64(2 * time.Millisecond))))
 		}
 	}
-	p := startPipeline(t, capacity, pause, func(c *propose.Config) { c.CellsFirst, c.UncommittedBytes = 4, 4096 })
+	p := startReplication(t, capacity, pause, func(c *propose.Config) { c.CellsFirst, c.UncommittedBytes = 4, 4096 })
 	var acknowledged atomic.Uint64
 	var writers, readers sync.WaitGroup
 	const clients, each = 60, 50
@@ -311,7 +311,7 @@ func TestStalledDiskIsBounded(t *testing.T) {
 					}
 				}
 				const limit = 1 << 20
-				p := startPipeline(t, capacity, pause, func(c *propose.Config) { c.UncommittedBytes = limit })
+				p := startReplication(t, capacity, pause, func(c *propose.Config) { c.UncommittedBytes = limit })
 				if err := p.propose.Barrier(t.Context()); err != nil {
 					t.Fatal(err)
 				}
@@ -362,7 +362,7 @@ func TestStalledDiskIsBounded(t *testing.T) {
 
 func TestConfChangeIsAnsweredOnceRaftKnows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := startPipeline(t, 1, func(string) { time.Sleep(time.Millisecond) }, nil)
+		p := startReplication(t, 1, func(string) { time.Sleep(time.Millisecond) }, nil)
 		var changes sync.WaitGroup
 		for i := range uint64(5) {
 			changes.Go(func() {
@@ -382,9 +382,9 @@ func TestConfChangeIsAnsweredOnceRaftKnows(t *testing.T) {
 	})
 }
 
-func TestHardStop(t *testing.T) {
+func TestReplicationHardStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := startPipeline(t, 1, func(string) {}, nil)
+		p := startReplication(t, 1, func(string) {}, nil)
 		s, err := replicate.New(replicate.Config{
 			Settings: replicate.Settings{ID: 1}, Boot: replicate.Boot{Peers: []raft.Peer{{ID: 1}}}, Tick: time.Second,
 			IntakeMessages: 1, PeerMessages: 1, Persist: broken{p}, Apply: p, Peers: p, Propose: p,
@@ -401,14 +401,14 @@ func TestHardStop(t *testing.T) {
 
 var errDisk = errors.New("disk gone")
 
-type broken struct{ *pipeline }
+type broken struct{ *replication }
 
 func (broken) Append(replicate.Append) error { return errDisk }
 
 // raft's own panic about an impossible state ends the stage with an error.
 func TestRaftPanicEndsTheStage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := startPipeline(t, 10, func(string) {}, nil)
+		p := startReplication(t, 10, func(string) {}, nil)
 		if err := p.propose.Barrier(t.Context()); err != nil {
 			t.Fatal(err)
 		}
