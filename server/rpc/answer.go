@@ -62,7 +62,7 @@ func (a *answer) Append(p []byte) {
 
 // Reserve returns the next n bytes of the answer, in one piece, for the caller to fill.
 func (a *answer) Reserve(n int) []byte {
-	if a.room() < n {
+	if a.chunk == nil || a.room() < n {
 		a.grow(n)
 	}
 	at := len(*a.chunk)
