@@ -43,7 +43,7 @@ func startOpened(t testing.TB, b *Backend) *running {
 
 func (r *running) seal(index uint64) {
 	r.t.Helper()
-	if err := r.Seal(context.Background(), Seal{Index: index, Term: 1}); err != nil {
+	if err := r.Seal(context.Background(), Seal{Index: index, Term: max(1, r.last.Term)}); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -90,7 +90,7 @@ func (r *running) serve(index uint64) (end func()) {
 			select {
 			case <-r.Wanted():
 				if r.SealWanted() {
-					if err := r.Seal(context.Background(), Seal{Index: index, Term: 1}); err != nil {
+					if err := r.Seal(context.Background(), Seal{Index: index, Term: max(1, r.last.Term)}); err != nil {
 						return
 					}
 				}
