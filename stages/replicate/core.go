@@ -175,7 +175,7 @@ func (c *core) forget() {
 // tick advances raft's clock by one. now is monotonic nanoseconds, every is the heartbeat interval.
 func (c *core) tick(now, every int64) {
 	if gap := now - c.lastTick; c.lastTick != 0 {
-		if c.standing.Leading && gap > lateHeartbeatTicks*every {
+		if c.standing.Leading && !c.alone && gap > lateHeartbeatTicks*every {
 			c.out.late = gap - lateHeartbeatTicks*every
 		}
 		if gap > freshTicks*every {

@@ -443,7 +443,7 @@ func TestTransferRefusesProposals(t *testing.T) {
 }
 
 func TestFrozenProcessIsNotFreshUntilConfirmed(t *testing.T) {
-	c := newCluster(t, 1, nil)
+	c := newCluster(t, 3, nil)
 	l := c.elect()
 	l.c.tick(l.c.lastTick+300, 100)
 	if l.c.frozen || l.c.out.late == 0 {
@@ -456,6 +456,10 @@ func TestFrozenProcessIsNotFreshUntilConfirmed(t *testing.T) {
 	}
 	l.c.read(9)
 	l.turn(c)
+	if !l.c.frozen {
+		t.Error("confirmed before a quorum answered")
+	}
+	c.run()
 	if l.c.frozen {
 		t.Error("a read round does not confirm")
 	}

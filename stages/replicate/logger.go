@@ -21,7 +21,7 @@ type logger struct {
 
 func newLogger(l *zap.Logger) *logger {
 	core := l.Core()
-	return &logger{zap: l.Sugar(), debug: core.Enabled(zap.DebugLevel), info: core.Enabled(zap.InfoLevel)}
+	return &logger{zap: l.WithOptions(zap.AddCallerSkip(1)).Sugar(), debug: core.Enabled(zap.DebugLevel), info: core.Enabled(zap.InfoLevel)}
 }
 
 func (l *logger) Debug(v ...any) {
