@@ -34,7 +34,6 @@ type watcher struct {
 	group *group // nil once compacted
 	class class
 	state state
-	place place
 	dead  bool  // cancelled or its stream closed: lists may still hold it
 	pos   int   // in its member list, while live or future
 	next  int64 // no event below it was or will be delivered; for a cursor the next revision that it needs
@@ -42,16 +41,6 @@ type watcher struct {
 	fragment, notify bool
 	received         bool // events since the last progress tick
 }
-
-// place says which list holds a cursor.
-type place uint8
-
-const (
-	nowhere  place = iota
-	waiting        // core.ready: for a scan
-	scanning       // a job
-	blocked        // Stream.behind: for room in the outbox
-)
 
 // group is all watchers of one span.
 type group struct {
@@ -72,6 +61,8 @@ type core struct {
 	// Fixed.
 	chunkBytes    int
 	fragmentBytes int
+	spotEvents    int
+	scanEvents    int
 
 	rev     int64 // of the last event batch processed
 	compact int64 // the highest compaction revision known
@@ -100,7 +91,7 @@ type core struct {
 func newCore(cfg Config) *core {
 	c := &core{
 		rev: cfg.Revision, compact: cfg.CompactRevision, chunkBytes: int(cfg.ChunkBytes),
-		slow: make(map[*Stream]struct{}), wakeAt: maxRevision,
+		spotEvents: spotEvents, scanEvents: scanEvents, slow: make(map[*Stream]struct{}), wakeAt: maxRevision,
 		fragmentBytes: int(cfg.RequestBytesMax) + fragmentOverhead,
 	}
 	c.window.revsMax, c.window.bytesMax = cfg.WindowRevisions, cfg.WindowBytes

@@ -78,7 +78,7 @@ func (c *core) settle() {
 			ws = append(ws, w)
 		}
 	}
-	spot := spotEvents
+	spot := c.spotEvents
 	for _, co := range cohorts(ws) {
 		missing := c.window.n - c.window.from(co.next)
 		switch {
@@ -91,7 +91,6 @@ func (c *core) settle() {
 			c.replay(co)
 		default:
 			for _, w := range co.members {
-				w.place = waiting
 				c.ready = append(c.ready, w)
 			}
 		}
@@ -102,7 +101,6 @@ func (c *core) settle() {
 
 // join makes a cursor live: it has seen everything up to the stage's revision.
 func (c *core) join(w *watcher) {
-	w.place = nowhere
 	c.move(w, live)
 	w.group.add(w)
 	c.answerProgress(w.st)
@@ -110,7 +108,6 @@ func (c *core) join(w *watcher) {
 
 // block makes a cursor wait for room in its stream's outbox.
 func (c *core) block(w *watcher) {
-	w.place = blocked
 	w.st.behind = append(w.st.behind, w)
 	c.slow[w.st] = struct{}{}
 }
@@ -154,7 +151,6 @@ func (c *core) cancelCompacted(w *watcher) {
 		c.block(w)
 		return
 	}
-	w.place = nowhere
 	c.leave(w)
 	c.move(w, compacted)
 	c.answerProgress(w.st)
@@ -167,7 +163,6 @@ func (c *core) compactedAt(rev int64) {
 	kept := c.ready[:0]
 	for _, w := range c.ready {
 		if !w.dead && w.next < rev {
-			w.place = nowhere
 			c.settled = append(c.settled, w)
 		} else {
 			kept = append(kept, w)
@@ -196,7 +191,8 @@ type job struct {
 	window     bool
 	upTo       int64 // with entries: the last revision that they cover
 	cohorts    []*cohort
-	chunkBytes int
+	eventsMax  int // to look at
+	chunkBytes int // to collect
 }
 
 // result is what a scan found: everything up to upTo is in its cohorts' collectors.
@@ -220,11 +216,11 @@ func (c *core) nextJob() *job {
 		return nil
 	}
 	first := c.ready[0]
-	j := &job{from: first.next, to: c.rev, compact: c.compact, chunkBytes: c.chunkBytes}
+	j := &job{from: first.next, to: c.rev, compact: c.compact, eventsMax: c.scanEvents, chunkBytes: c.chunkBytes}
 	j.window = c.window.covers(first.next, first.class)
-	reach := first.next + scanEvents
+	reach := first.next + int64(c.scanEvents)
 	if j.window {
-		j.entries, j.upTo = c.window.copy(first.next, scanEvents)
+		j.entries, j.upTo = c.window.copy(first.next, c.scanEvents)
 		reach = j.upTo
 	}
 	var taken []*watcher
@@ -235,7 +231,6 @@ func (c *core) nextJob() *job {
 		case w.st.blocked:
 			c.block(w)
 		case w.next >= j.from && w.next <= reach && (!j.window || c.window.covers(w.next, w.class)):
-			w.place = scanning
 			taken = append(taken, w)
 		default:
 			kept = append(kept, w)
@@ -255,7 +250,6 @@ func (c *core) scanned(r *result) {
 			if w.dead {
 				continue
 			}
-			w.place = nowhere
 			switch {
 			case co.next < r.compact || co.next > r.upTo: // left out, or not reached
 			case !c.deliverAll(w, co.found.out, r.job.to):

@@ -91,6 +91,7 @@ func (c *core) newWatcher(st *Stream, req *CreateRequest, s span) *watcher {
 		st.watchers = make(map[int64]*watcher)
 	}
 	st.watchers[id] = w
+	st.out.widen(len(st.watchers))
 	if w.notify {
 		st.notify++
 	}

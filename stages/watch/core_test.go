@@ -181,6 +181,9 @@ func (s *script) newStage(o map[string]string) {
 		StreamMessagesMax: int(number(o["messages"])), WindowRevisions: int(number(o["window"])),
 		WindowBytes: number(o["windowbytes"]), ChunkBytes: number(o["chunk"]),
 	})
+	if o["spot"] != "" {
+		s.stage.core.spotEvents = int(number(o["spot"]))
+	}
 	if o["request"] == "" {
 		s.stage.core.fragmentBytes = 1 << 21
 	}

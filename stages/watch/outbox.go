@@ -37,19 +37,27 @@ const outboxKept = 8
 
 // outbox is the queue of one stream's responses. The stage pushes and never waits; the stream's sender pops.
 type outbox struct {
-	messagesMax int           // fixed at Open
-	bytesMax    int64         // fixed at Open
-	wake        chan struct{} // fixed at Open; capacity 1, a token means "look again"
-	pending     *atomic.Int64 // fixed at Open; events in all outboxes
+	bytesMax int64         // fixed at Open
+	wake     chan struct{} // fixed at Open; capacity 1, a token means "look again"
+	pending  *atomic.Int64 // fixed at Open; events in all outboxes
 
-	mu       sync.Mutex // guards all below; held for a few instructions only
-	ring     []item
-	head, n  int
-	messages int   // waiting, without answers to requests
-	bytes    int64 // of those
-	events   int   // in those
-	refused  bool  // a push found no room; cleared by the pop that makes room
-	closed   bool
+	mu          sync.Mutex // guards all below; held for a few instructions only
+	ring        []item
+	head, n     int
+	messagesMax int
+	messages    int   // waiting, without answers to requests
+	bytes       int64 // of those
+	events      int   // in those
+	refused     bool  // a push found no room; cleared by the pop that makes room
+	closed      bool
+}
+
+// widen makes room for one response for each of the stream's n watchers: with less, one change that all of
+// them see would make cursors of some every time. The limit in bytes stays.
+func (o *outbox) widen(n int) {
+	o.mu.Lock()
+	o.messagesMax = max(o.messagesMax, n)
+	o.mu.Unlock()
 }
 
 // push appends its in order, all or none. False: there is no room, and the pop that makes room will say so.

@@ -84,7 +84,7 @@ func (s *scanner) history(v HistoryView) (*result, error) {
 }
 
 // enough says whether the scan may end before the next revision.
-func (s *scanner) enough() bool { return s.events >= scanEvents || s.bytes >= s.job.chunkBytes }
+func (s *scanner) enough() bool { return s.events >= s.job.eventsMax || s.bytes >= s.job.chunkBytes }
 
 // read encodes an event of a view, with its previous value if a cohort wants that.
 func (s *scanner) read(v HistoryView, ev *wire.Event) {

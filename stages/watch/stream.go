@@ -17,7 +17,7 @@ const answersMax = 16
 
 // StreamConfig sets the limits of one stream's outbox; zero fields mean the stage's.
 type StreamConfig struct {
-	MessagesMax int
+	MessagesMax int // or the number of its watchers, if that is more
 	BytesMax    int64
 }
 

@@ -300,7 +300,9 @@ func randomRun(t *testing.T, rng *rand.Rand) {
 		c.ProgressInterval = time.Duration(pick(100, 500)) * time.Millisecond
 	})
 	defer w.close()
-	w.stage.core.fragmentBytes = pick(100, 1000, 1<<20)
+	core := w.stage.core
+	core.fragmentBytes = pick(100, 1000, 1<<20)
+	core.spotEvents, core.scanEvents = pick(0, 1, 10, spotEvents), pick(1, 10, scanEvents)
 	var clients sync.WaitGroup
 	done := make(chan struct{}) // the writer has finished
 	for range 1 + rng.IntN(6) {
@@ -347,6 +349,7 @@ func writer(w *world, rng *rand.Rand) {
 		switch rng.IntN(20) {
 		case 0, 1:
 			w.store.compactAt(w.store.batch(nil).Revision - int64(rng.IntN(40)))
+			time.Sleep(time.Duration(rng.IntN(3)) * 100 * time.Millisecond) // views know it first
 		case 2:
 			b = nil // an install: only views tell
 		}
