@@ -2,6 +2,7 @@ package wire
 
 import (
 	"errors"
+	"unicode/utf8"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -22,7 +23,7 @@ type field struct {
 // next splits the first field off b.
 func next(b []byte) (f field, rest []byte, err error) {
 	num, typ, n := protowire.ConsumeTag(b)
-	if n < 0 {
+	if n < 0 || num > protowire.MaxValidNumber { // protowire takes larger ones for message sets
 		return f, nil, ErrMalformed
 	}
 	b = b[n:]
@@ -314,7 +315,7 @@ func (r *TxnRequest) merge(b []byte, depth int) error {
 // the hot ones is decoded by the generated code into Other (nil when the entry holds no request).
 func (r *Request) Decode(b []byte) error {
 	*r = Request{}
-	other := false
+	other, legacyID := false, uint64(0)
 	for in := b; len(in) > 0; {
 		f, rest, err := next(in)
 		if err != nil {
@@ -346,10 +347,8 @@ func (r *Request) Decode(b []byte) error {
 			err = r.Compaction.merge(f.b)
 		case f.typ == protowire.BytesType && f.num == fieldTrace:
 			r.Trace = f.b
-		case f.typ == protowire.VarintType && f.num == 1: // the legacy id
-			if r.ID == 0 {
-				r.ID = f.u
-			}
+		case f.typ == protowire.VarintType && f.num == 1:
+			legacyID = f.u
 		default:
 			other = true
 		}
@@ -357,10 +356,13 @@ func (r *Request) Decode(b []byte) error {
 			return err
 		}
 	}
+	if r.ID == 0 {
+		r.ID = legacyID
+	}
 	if other && r.Put == nil && r.DeleteRange == nil && r.Txn == nil && r.Compaction == nil {
 		r.Other = new(pb.InternalRaftRequest)
 		if err := proto.Unmarshal(b, r.Other); err != nil {
-			return err
+			return ErrMalformed
 		}
 	}
 	return nil
@@ -377,6 +379,9 @@ func (r *Request) decodeHeader(b []byte) error {
 		case f.num == 1 && f.typ == protowire.VarintType:
 			r.ID = f.u
 		case f.num == 2 && f.typ == protowire.BytesType:
+			if !utf8.Valid(f.b) {
+				return ErrMalformed // the one string among the bytes
+			}
 			r.Username = string(f.b)
 		case f.num == 3 && f.typ == protowire.VarintType:
 			r.AuthRevision = f.u

@@ -173,11 +173,13 @@ func (c *Compare) Size() int {
 	return n
 }
 
-// Append appends c as etcdserverpb.Compare. A present oneof member is written even when zero.
+// Append appends c as etcdserverpb.Compare. A present oneof member is written even when zero, and behind
+// the other fields: where the generated code puts it.
 func (c *Compare) Append(b []byte) []byte {
 	b = appendInt(b, 1, int64(c.Result))
 	b = appendInt(b, 2, int64(c.Target))
 	b = appendBytes(b, 3, c.Key)
+	b = appendBytes(b, 64, c.RangeEnd)
 	switch f := c.operandField(); f {
 	case 0:
 	case 7:
@@ -187,7 +189,7 @@ func (c *Compare) Append(b []byte) []byte {
 		b = protowire.AppendTag(b, f, protowire.VarintType)
 		b = protowire.AppendVarint(b, uint64(c.Int))
 	}
-	return appendBytes(b, 64, c.RangeEnd)
+	return b
 }
 
 // Size returns the encoded length of op.
