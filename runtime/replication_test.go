@@ -89,8 +89,10 @@ func startReplication(t *testing.T, capacity int, pause func(string), change fun
 	p.propose = propose.New(pc)
 	var err error
 	p.raft, err = replicate.New(replicate.Config{
-		Settings: replicate.Settings{ID: 1, PreVote: true, PersistCredits: credits, ApplyCredits: credits, CatchUpEntries: 100},
-		Boot:     replicate.Boot{Peers: []raft.Peer{{ID: 1}}}, Tick: 100 * time.Millisecond,
+		Settings: replicate.Settings{
+			ID: 1, PreVote: true, PersistCredits: credits, ApplyCredits: credits, CatchUpEntries: 100,
+		},
+		Boot: replicate.Boot{Peers: []raft.Peer{{ID: 1}}}, Tick: 100 * time.Millisecond,
 		IntakeMessages: capacity, PeerMessages: capacity,
 		Persist: p, Apply: p, Peers: p, Propose: p,
 	})
@@ -203,7 +205,8 @@ func (p *replication) applyEntry(e *raftpb.Entry, ack *replicate.ApplyAck) []wir
 		if err := proto.Unmarshal(e.GetData(), cc); err != nil {
 			p.t.Error(err)
 		}
-		ack.Verdicts = append(ack.Verdicts, replicate.Verdict{Change: cc, Result: wire.Result{ID: cc.GetId(), Index: e.GetIndex()}})
+		result := wire.Result{ID: cc.GetId(), Index: e.GetIndex()}
+		ack.Verdicts = append(ack.Verdicts, replicate.Verdict{Change: cc, Result: result})
 		return nil
 	}
 	if len(e.GetData()) == 0 {
@@ -412,7 +415,10 @@ func TestRaftPanicEndsTheStage(t *testing.T) {
 		if err := p.propose.Barrier(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		leader := &raftpb.Message{Type: raftpb.MsgHeartbeat.Enum(), From: new(uint64(9)), To: new(uint64(1)), Term: new(uint64(50)), Commit: new(uint64(1000))}
+		leader := &raftpb.Message{
+			Type: raftpb.MsgHeartbeat.Enum(), From: new(uint64(9)), To: new(uint64(1)),
+			Term: new(uint64(50)), Commit: new(uint64(1000)),
+		}
 		if err := p.raft.Receive(t.Context(), replicate.PeerInput{Messages: []*raftpb.Message{leader}}); err != nil {
 			t.Fatal(err)
 		}

@@ -307,7 +307,9 @@ func TestRequestsWaitForACellWhenAllAreTaken(t *testing.T) {
 
 func TestHundredThousandWait(t *testing.T) {
 	f := &fakeRaft{}
-	s, stop := start(t, f, func(c *Config) { c.Clock = func() int64 { return 1 } }) // however slow the machine
+	s, stop := start(t, f, func(c *Config) {
+		c.ClientMessages, c.Clock = 100_000, func() int64 { return 1 } // however slow the machine
+	})
 	s.Standing(leading)
 	const n = 100_000
 	var wg sync.WaitGroup
@@ -571,6 +573,8 @@ func TestOneConfChangeIsOutstanding(t *testing.T) {
 func TestTimeoutTexts(t *testing.T) {
 	const second = int64(time.Second)
 	on, off := fakeLinks(true), fakeLinks(false)
+	led := func(elected int64, l Links) outlook { return outlook{standing: leading, elected: elected, links: l} }
+	followed := func(l Links) outlook { return outlook{standing: Standing{Leader: 9}, elected: 1, links: l} }
 	for _, c := range []struct {
 		name    string
 		o       outlook
@@ -578,17 +582,17 @@ func TestTimeoutTexts(t *testing.T) {
 		handed  bool
 		want    error
 	}{
-		{"no leader, never proposed", outlook{}, 10 * second, false, context.DeadlineExceeded},
-		{"the leader lost its quorum", outlook{standing: Standing{Term: 2}, elected: 5 * second}, 10 * second, true, ErrTimeout},
-		{"a leader, not proposed for the backlog", outlook{standing: leading, elected: 1, links: on}, 10 * second, false, ErrTimeout},
-		{"just before the leader", outlook{standing: leading, elected: 11 * second, links: on}, 10 * second, true, ErrTimeoutLeaderFail},
-		{"long before the leader", outlook{standing: leading, elected: 13 * second, links: on}, 10 * second, true, ErrTimeout},
-		{"leader without quorum", outlook{standing: leading, elected: 1, links: off}, 10 * second, true, ErrTimeoutConnectionLost},
-		{"follower without leader", outlook{standing: Standing{Leader: 9}, elected: 1, links: off}, 10 * second, true, ErrTimeoutConnectionLost},
-		{"connected", outlook{standing: Standing{Leader: 9}, elected: 1, links: on}, 10 * second, true, ErrTimeout},
+		{"no leader, never proposed", outlook{}, 10, false, context.DeadlineExceeded},
+		{"the leader lost its quorum", outlook{standing: Standing{Term: 2}, elected: 5 * second}, 10, true, ErrTimeout},
+		{"a leader, held back by the backlog", led(1, on), 10, false, ErrTimeout},
+		{"just before the leader", led(11*second, on), 10, true, ErrTimeoutLeaderFail},
+		{"long before the leader", led(13*second, on), 10, true, ErrTimeout},
+		{"leader without quorum", led(1, off), 10, true, ErrTimeoutConnectionLost},
+		{"follower without leader", followed(off), 10, true, ErrTimeoutConnectionLost},
+		{"connected", followed(on), 10, true, ErrTimeout},
 	} {
 		c.o.election = time.Second
-		if got := c.o.timeout(17*second, c.started, c.handed); got != c.want {
+		if got := c.o.timeout(17*second, c.started*second, c.handed); got != c.want {
 			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
 		}
 	}

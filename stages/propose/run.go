@@ -99,7 +99,9 @@ func (s *Stage) look(ctx context.Context) error {
 		if s.core.confID == 0 {
 			s.confID.Store(0)
 		}
-		s.outlook.Store(&outlook{standing: standing, elected: s.core.elected, election: s.cfg.ElectionTimeout, links: s.cfg.Links})
+		s.outlook.Store(&outlook{
+			standing: standing, elected: s.core.elected, election: s.cfg.ElectionTimeout, links: s.cfg.Links,
+		})
 		if err := s.askAgain(ctx, s.reads.stand(standing)); err != nil {
 			return err
 		}

@@ -162,7 +162,8 @@ func (m *member) apply(c *cluster) {
 			m.t.Fatalf("member %d: entry %d applied after %d", m.c.set.ID, e.GetIndex(), m.index)
 		}
 		if e.GetIndex() > m.base+uint64(len(m.disk)) {
-			m.t.Fatalf("member %d: entry %d applied before it was durable (%d)", m.c.set.ID, e.GetIndex(), m.base+uint64(len(m.disk)))
+			m.t.Fatalf("member %d: entry %d applied before it was durable (%d)",
+				m.c.set.ID, e.GetIndex(), m.base+uint64(len(m.disk)))
 		}
 		m.index = e.GetIndex()
 		m.applied = append(m.applied, e)

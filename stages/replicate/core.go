@@ -207,7 +207,8 @@ func (c *core) persisted(a PersistAck) {
 func (c *core) applied(a ApplyAck) {
 	c.credits.apply += a.Batches
 	if c.credits.apply > c.set.ApplyCredits {
-		panic(fmt.Sprintf("replicate: %d batches acknowledged, credits %d of %d", a.Batches, c.credits.apply, c.set.ApplyCredits))
+		panic(fmt.Sprintf("replicate: %d batches acknowledged, credits %d of %d",
+			a.Batches, c.credits.apply, c.set.ApplyCredits))
 	}
 	for _, v := range a.Verdicts {
 		if v.Change != nil {

@@ -10,6 +10,23 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+func confChange(id uint64, what raftpb.ConfChangeType, node uint64) *raftpb.ConfChange {
+	return &raftpb.ConfChange{Id: new(id), Type: what.Enum(), NodeId: new(node)}
+}
+
+// alone is what the only voter boots from.
+func alone(entries []*raftpb.Entry, hs *raftpb.HardState) Boot {
+	return Boot{Entries: entries, HardState: hs, ConfState: &raftpb.ConfState{Voters: []uint64{1}}}
+}
+
+// appendOne is the leader's message with entry i+1 of term 1, committed.
+func appendOne(i uint64) *raftpb.Message {
+	return &raftpb.Message{
+		Type: raftpb.MsgApp.Enum(), Index: new(i), LogTerm: new(min(i, 1)), Commit: new(i + 1),
+		Entries: logEntries(i+1, i+1, 1),
+	}
+}
+
 // One member and three run through the same code: only the election timeout is saved by the one.
 func TestClusterOrdersProposals(t *testing.T) {
 	for _, n := range []int{1, 3} {
@@ -99,11 +116,12 @@ func TestConfChanges(t *testing.T) {
 	c := newCluster(t, 1, nil)
 	l := c.elect()
 	add := func(id, node uint64) {
-		l.change(c, &raftpb.ConfChange{Id: proto.Uint64(id), Type: raftpb.ConfChangeAddNode.Enum(), NodeId: proto.Uint64(node)})
+		l.change(c, confChange(id, raftpb.ConfChangeAddNode, node))
 	}
 	add(50, 2)
 	add(51, 3) // one is unapplied: not put into the log as an empty entry, but refused
-	if len(l.refusals) != 1 || l.refusals[0].why != Pending || l.refusals[0].entries[0].GetType() != raftpb.EntryConfChange {
+	if len(l.refusals) != 1 || l.refusals[0].why != Pending ||
+		l.refusals[0].entries[0].GetType() != raftpb.EntryConfChange {
 		t.Fatalf("refusals %+v", l.refusals)
 	}
 	c.ids = append(c.ids, 2)
@@ -136,7 +154,7 @@ func TestConfChanges(t *testing.T) {
 	if n := len(l.c.node.Status().Config.Voters.IDs()); n != 2 {
 		t.Errorf("%d voters after a refused change", n)
 	}
-	l.change(c, &raftpb.ConfChange{Id: proto.Uint64(53), Type: raftpb.ConfChangeRemoveNode.Enum(), NodeId: proto.Uint64(2)})
+	l.change(c, confChange(53, raftpb.ConfChangeRemoveNode, 2))
 	c.run()
 	if !l.c.alone {
 		t.Error("not alone after the removal")
@@ -150,7 +168,7 @@ func TestNewLeaderRefusesConfChangesUntilApplied(t *testing.T) {
 	l := c.members[1]
 	l.propose(c, 1, 2)
 	c.run()
-	m := newMember(t, Settings{ID: 1, PreVote: true}, Boot{Entries: l.disk, HardState: l.hardState, ConfState: &raftpb.ConfState{Voters: []uint64{1}}})
+	m := newMember(t, Settings{ID: 1, PreVote: true}, alone(l.disk, l.hardState))
 	c.members[1] = m
 	m.turn(c)
 	for !m.c.standing.Leading {
@@ -158,7 +176,7 @@ func TestNewLeaderRefusesConfChangesUntilApplied(t *testing.T) {
 			t.Fatal("stuck before the election")
 		}
 	}
-	m.change(c, &raftpb.ConfChange{Id: proto.Uint64(60), Type: raftpb.ConfChangeAddLearnerNode.Enum(), NodeId: proto.Uint64(2)})
+	m.change(c, confChange(60, raftpb.ConfChangeAddLearnerNode, 2))
 	if len(m.refusals) != 1 || m.refusals[0].why != Pending {
 		t.Fatalf("refusals %+v", m.refusals)
 	}
@@ -179,7 +197,7 @@ func TestReadsWaitForTheFirstCommitOfTheTerm(t *testing.T) {
 	c.run()
 	acknowledged := l.c.commit
 	stale := &raftpb.HardState{Term: new(l.hardState.GetTerm()), Vote: new(l.hardState.GetVote()), Commit: new(uint64(2))}
-	m := newMember(t, Settings{ID: 1, PreVote: true}, Boot{Entries: l.disk, HardState: stale, ConfState: &raftpb.ConfState{Voters: []uint64{1}}})
+	m := newMember(t, Settings{ID: 1, PreVote: true}, alone(l.disk, stale))
 	c.members[1] = m
 	m.turn(c)
 	for round := uint64(1); !m.c.standing.Leading || m.c.standing.CommittedTerm != m.c.standing.Term; round++ {
@@ -363,7 +381,9 @@ func TestSnapshotCatchUp(t *testing.T) {
 // what follows it stays apart.
 func TestInstallKeepsItsPlace(t *testing.T) {
 	m := newMember(t, Settings{ID: 2, ApplyCredits: 1}, Boot{ConfState: &raftpb.ConfState{Voters: []uint64{1, 2, 3}}})
-	c := &cluster{t: t, members: map[uint64]*member{2: m}, ids: []uint64{2}, cut: map[[2]uint64]bool{}, refuse: map[uint64]bool{}}
+	c := &cluster{
+		t: t, members: map[uint64]*member{2: m}, ids: []uint64{2}, cut: map[[2]uint64]bool{}, refuse: map[uint64]bool{},
+	}
 	m.slow = true
 	from := func(msg *raftpb.Message) {
 		msg.From, msg.To, msg.Term = new(uint64(1)), new(uint64(2)), new(uint64(1))
@@ -371,12 +391,14 @@ func TestInstallKeepsItsPlace(t *testing.T) {
 		c.run()
 	}
 	for i := uint64(0); i < 4; i++ {
-		from(&raftpb.Message{Type: raftpb.MsgApp.Enum(), Index: new(i), LogTerm: new(min(i, 1)), Commit: new(i + 1), Entries: logEntries(i+1, i+1, 1)})
+		from(appendOne(i))
 	}
-	conf := &raftpb.ConfState{Voters: []uint64{1, 2, 3}}
-	from(&raftpb.Message{Type: raftpb.MsgSnap.Enum(), Snapshot: &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: new(uint64(50)), Term: new(uint64(1)), ConfState: conf}}})
+	meta := &raftpb.SnapshotMetadata{
+		Index: new(uint64(50)), Term: new(uint64(1)), ConfState: &raftpb.ConfState{Voters: []uint64{1, 2, 3}},
+	}
+	from(&raftpb.Message{Type: raftpb.MsgSnap.Enum(), Snapshot: &raftpb.Snapshot{Metadata: meta}})
 	for i := uint64(50); i < 53; i++ {
-		from(&raftpb.Message{Type: raftpb.MsgApp.Enum(), Index: new(i), LogTerm: new(uint64(1)), Commit: new(i + 1), Entries: logEntries(i+1, i+1, 1)})
+		from(appendOne(i))
 	}
 	var order []string
 	for len(m.work) > 0 {
@@ -483,8 +505,8 @@ func TestInadmissibleMessages(t *testing.T) {
 		{Type: raftpb.MsgReadIndex.Enum()},
 		{Type: raftpb.MsgReadIndexResp.Enum()},
 		{Type: raftpb.MsgHeartbeatResp.Enum(), Context: []byte{1}},
-		{Type: raftpb.MsgApp.Enum(), Term: new(uint64(9)), Index: new(uint64(5)), Entries: []*raftpb.Entry{{Index: new(uint64(9)), Term: new(uint64(1))}}},
-		{Type: raftpb.MsgApp.Enum(), Term: new(uint64(9)), Index: new(uint64(5)), Entries: []*raftpb.Entry{{Index: new(uint64(6)), Term: new(uint64(10))}}},
+		{Type: raftpb.MsgApp.Enum(), Term: new(uint64(9)), Index: new(uint64(5)), Entries: logEntries(9, 9, 1)},
+		{Type: raftpb.MsgApp.Enum(), Term: new(uint64(9)), Index: new(uint64(5)), Entries: logEntries(6, 6, 10)},
 	}
 	before := l.c.node.BasicStatus()
 	for i, m := range bad {

@@ -60,7 +60,9 @@ func newLog(b Boot) (*log, error) {
 		return nil, fmt.Errorf("replicate: commit index %d is above the last entry %d", commit, l.last())
 	} else if commit < b.Index {
 		// What a snapshot covers is committed, also when the commit index that said so was not flushed.
-		l.hardState = &raftpb.HardState{Term: new(b.HardState.GetTerm()), Vote: new(b.HardState.GetVote()), Commit: new(b.Index)}
+		l.hardState = &raftpb.HardState{
+			Term: new(b.HardState.GetTerm()), Vote: new(b.HardState.GetVote()), Commit: new(b.Index),
+		}
 	}
 	return l, nil
 }

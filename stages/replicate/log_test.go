@@ -19,7 +19,8 @@ func logEntries(from, to, term uint64) (es []*raftpb.Entry) {
 const size = entryOverhead + 10
 
 func TestLog(t *testing.T) {
-	l, err := newLog(Boot{Index: 100, Term: 3, Entries: logEntries(101, 110, 4), HardState: &raftpb.HardState{Term: new(uint64(4)), Commit: new(uint64(90))}})
+	hs := &raftpb.HardState{Term: new(uint64(4)), Commit: new(uint64(90))}
+	l, err := newLog(Boot{Index: 100, Term: 3, Entries: logEntries(101, 110, 4), HardState: hs})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +32,8 @@ func TestLog(t *testing.T) {
 		f, _ := l.FirstIndex()
 		la, _ := l.LastIndex()
 		if f != first || la != last || l.bytes != bytes || l.unapplied != unapplied {
-			t.Errorf("%s: [%d, %d], %d bytes, %d unapplied; want [%d, %d], %d, %d", what, f, la, l.bytes, l.unapplied, first, last, bytes, unapplied)
+			t.Errorf("%s: [%d, %d], %d bytes, %d unapplied; want [%d, %d], %d, %d",
+				what, f, la, l.bytes, l.unapplied, first, last, bytes, unapplied)
 		}
 	}
 	check("booted", 101, 110, 10*size, 10*size)
@@ -101,7 +103,8 @@ func TestLogRefusesWhatDoesNotJoin(t *testing.T) {
 	if _, err := newLog(Boot{Index: 5, Entries: logEntries(7, 8, 1)}); err == nil {
 		t.Error("a gap behind the snapshot")
 	}
-	if _, err := newLog(Boot{Entries: logEntries(1, 2, 1), HardState: &raftpb.HardState{Term: new(uint64(1)), Commit: new(uint64(3))}}); err == nil {
+	above := &raftpb.HardState{Term: new(uint64(1)), Commit: new(uint64(3))}
+	if _, err := newLog(Boot{Entries: logEntries(1, 2, 1), HardState: above}); err == nil {
 		t.Error("a commit index above the log")
 	}
 	mustPanic := func(what string, fn func(l *log)) {

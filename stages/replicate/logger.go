@@ -11,8 +11,9 @@ type raftPanic struct{ text string }
 
 func (p raftPanic) Error() string { return "raft: " + p.text }
 
-// logger is raft's Logger over zap, under the name that the injected one has. raft's texts are kept word for word: tools wait for "became leader at
-// term" and "elected leader". Lines below the level are not formatted.
+// logger is raft's Logger over zap, under the name that the injected one has. raft's texts are kept word
+// for word: tools wait for "became leader at term" and "elected leader". Lines below the level are not
+// formatted.
 type logger struct {
 	zap   *zap.SugaredLogger
 	debug bool
@@ -21,7 +22,10 @@ type logger struct {
 
 func newLogger(l *zap.Logger) *logger {
 	core := l.Core()
-	return &logger{zap: l.WithOptions(zap.AddCallerSkip(1)).Sugar(), debug: core.Enabled(zap.DebugLevel), info: core.Enabled(zap.InfoLevel)}
+	return &logger{
+		zap:   l.WithOptions(zap.AddCallerSkip(1)).Sugar(),
+		debug: core.Enabled(zap.DebugLevel), info: core.Enabled(zap.InfoLevel),
+	}
 }
 
 func (l *logger) Debug(v ...any) {

@@ -26,7 +26,10 @@ func TestRandomClusters(t *testing.T) {
 		seeds = []uint64{*seedFlag}
 	}
 	for _, seed := range seeds {
-		r := &randomRun{t: t, rnd: rand.New(rand.NewPCG(seed, 7)), history: map[uint64]*raftpb.Entry{}, began: map[uint64]uint64{}}
+		r := &randomRun{
+			t: t, rnd: rand.New(rand.NewPCG(seed, 7)),
+			history: map[uint64]*raftpb.Entry{}, began: map[uint64]uint64{},
+		}
 		r.c = newCluster(t, 3, func(s *Settings) {
 			s.PersistCredits, s.ApplyCredits = 1+int(seed%2), 1+int(seed/2%2)
 			s.AppendBytesMax = 200 * entryOverhead
@@ -118,7 +121,8 @@ func (r *randomRun) some(n int) {
 // restart loses all that was not durable; the state machine is rebuilt from the log.
 func (r *randomRun) restart(m *member) {
 	id := m.c.set.ID
-	n := newMember(r.t, m.c.set, Boot{Entries: m.disk, HardState: m.hardState, ConfState: &raftpb.ConfState{Voters: []uint64{1, 2, 3}}})
+	boot := Boot{Entries: m.disk, HardState: m.hardState, ConfState: &raftpb.ConfState{Voters: []uint64{1, 2, 3}}}
+	n := newMember(r.t, m.c.set, boot)
 	n.c.lastTick = m.c.lastTick
 	r.restarts++
 	r.c.members[id] = n

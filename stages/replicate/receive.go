@@ -61,7 +61,8 @@ func (c *core) unsent(msgs []*raftpb.Message) {
 // or lying peer could send must not stop this member.
 func admissible(m *raftpb.Message) bool {
 	t := m.GetType()
-	if m.GetFrom() == raft.None || raft.IsLocalMsgTarget(m.GetFrom()) || raft.IsLocalMsg(t) || t == raftpb.MsgForgetLeader {
+	if m.GetFrom() == raft.None || raft.IsLocalMsgTarget(m.GetFrom()) ||
+		raft.IsLocalMsg(t) || t == raftpb.MsgForgetLeader {
 		return false
 	}
 	switch t {

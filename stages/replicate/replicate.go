@@ -335,7 +335,8 @@ func (s *Stage) deliver(o *output) error {
 		s.cfg.Metrics.HeartbeatLate.Add(1)
 		s.log.Warn("leader failed to send out heartbeat on time; took too long, leader is overloaded likely from slow disk",
 			zap.Duration("heartbeat-interval", s.cfg.Tick),
-			zap.Duration("expected-duration", lateHeartbeatTicks*s.cfg.Tick), zap.Duration("exceeded-duration", time.Duration(o.late)))
+			zap.Duration("expected-duration", lateHeartbeatTicks*s.cfg.Tick),
+			zap.Duration("exceeded-duration", time.Duration(o.late)))
 	}
 	return nil
 }
