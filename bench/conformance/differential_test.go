@@ -48,7 +48,7 @@ func differ(t *testing.T, a, b *process.Daemon, g *generator, ops int) {
 		wg.Go(func() { have = got.call(ctx, req) })
 		wg.Wait()
 		if diff := want.diff(have); diff != "" {
-			t.Fatalf("operation %d: %T %v\n%s", i, req, req, diff)
+			t.Fatalf("operation %d: %T %s\n%s", i, req, short(req), diff)
 		}
 		if want.err == nil {
 			g.learn(req, want.resp)
@@ -113,17 +113,21 @@ func (s *side) call(ctx context.Context, req proto.Message) (a answer) {
 		panic(fmt.Sprintf("no call for %T", req))
 	}
 	if a.err == nil {
-		normalize(a.resp)
+		normalize(req, a.resp)
 	}
 	return a
 }
 
 // normalize removes what may differ: who answered, the term, times left, and orders that are not promised.
-func normalize(m proto.Message) {
+func normalize(req, m proto.Message) {
 	if h, ok := m.(interface{ GetHeader() *pb.ResponseHeader }); ok && h.GetHeader() != nil {
 		h.GetHeader().ClusterId, h.GetHeader().MemberId, h.GetHeader().RaftTerm = 0, 0, 0
 	}
 	switch r := m.(type) {
+	case *pb.RangeResponse:
+		untie(req.(*pb.RangeRequest), r)
+	case *pb.TxnResponse:
+		untieTxn(req.(*pb.TxnRequest), r)
 	case *pb.LeaseTimeToLiveResponse:
 		if r.TTL > 0 {
 			r.TTL = 1
@@ -134,13 +138,66 @@ func normalize(m proto.Message) {
 	}
 }
 
+func untieTxn(req *pb.TxnRequest, resp *pb.TxnResponse) {
+	ops := req.Failure
+	if resp.Succeeded {
+		ops = req.Success
+	}
+	for i, r := range resp.Responses {
+		switch {
+		case r.GetResponseRange() != nil:
+			untie(ops[i].GetRequestRange(), r.GetResponseRange())
+		case r.GetResponseTxn() != nil:
+			untieTxn(ops[i].GetRequestTxn(), r.GetResponseTxn())
+		}
+	}
+}
+
+// untie orders rows that are equal by the sort target, whose order is not promised, by key. Where a limit
+// cuts through such a group, which of its rows stay is not promised either: their keys are blanked.
+func untie(req *pb.RangeRequest, resp *pb.RangeResponse) {
+	var same func(a, b *mvccpb.KeyValue) bool
+	switch req.SortTarget {
+	case pb.RangeRequest_VERSION:
+		same = func(a, b *mvccpb.KeyValue) bool { return a.Version == b.Version }
+	case pb.RangeRequest_CREATE:
+		same = func(a, b *mvccpb.KeyValue) bool { return a.CreateRevision == b.CreateRevision }
+	case pb.RangeRequest_MOD:
+		same = func(a, b *mvccpb.KeyValue) bool { return a.ModRevision == b.ModRevision }
+	case pb.RangeRequest_VALUE: // without values, keys_only, all rows are one group
+		same = func(a, b *mvccpb.KeyValue) bool { return bytes.Equal(a.Value, b.Value) }
+	default:
+		return
+	}
+	for from := 0; from < len(resp.Kvs); {
+		to := from + 1
+		for to < len(resp.Kvs) && same(resp.Kvs[from], resp.Kvs[to]) {
+			to++
+		}
+		group := resp.Kvs[from:to]
+		slices.SortFunc(group, func(a, b *mvccpb.KeyValue) int { return bytes.Compare(a.Key, b.Key) })
+		if resp.More && to == len(resp.Kvs) {
+			for i := range group {
+				group[i] = &mvccpb.KeyValue{}
+			}
+		}
+		from = to
+	}
+}
+
+// short cuts a message for a failure's text.
+func short(m proto.Message) string {
+	text := fmt.Sprint(m)
+	return text[:min(len(text), 4000)]
+}
+
 func (a answer) diff(b answer) string {
 	if (a.err == nil) != (b.err == nil) || status.Code(a.err) != status.Code(b.err) ||
 		status.Convert(a.err).Message() != status.Convert(b.err).Message() {
-		return fmt.Sprintf("reference: %v %v\nsluice:    %v %v", a.err, a.resp, b.err, b.resp)
+		return fmt.Sprintf("reference: %v %s\nsluice:    %v %s", a.err, short(a.resp), b.err, short(b.resp))
 	}
 	if a.err == nil && !proto.Equal(a.resp, b.resp) {
-		return fmt.Sprintf("reference: %v\nsluice:    %v", a.resp, b.resp)
+		return fmt.Sprintf("reference: %s\nsluice:    %s", short(a.resp), short(b.resp))
 	}
 	return ""
 }

@@ -75,11 +75,17 @@ func (v *View) HashKV(rev int64) (hash uint32, compactRev, hashRev int64, err er
 }
 
 // keepAt returns those records up to the compaction revision that are alive at rev, in order: the others
-// up to there are skipped. empty says that nothing at all is alive at rev.
+// up to there are skipped. empty says that nothing at all is alive at rev. A key that was deleted in rev
+// itself counts as dead, even when a later change of the same revision wrote it again: so the reference
+// reckons (seen on 3.7.3), and equal stores must have equal hashes.
 func (v *View) keepAt(rev int64) (keep []revision, empty bool) {
 	empty = true
+	var deleted []revision
 	v.tree.Ascend(func(it item) bool {
 		for i := range it.page.ents {
+			if deleted = it.page.tombstonesOf(i, rev, deleted[:0]); len(deleted) > 0 {
+				continue
+			}
 			if r, _, ok := it.page.at(i, rev); ok {
 				empty = false
 				if r.main <= v.compactRev {
