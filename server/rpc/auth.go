@@ -2,8 +2,10 @@ package rpc
 
 import (
 	"context"
+	"errors"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"golang.org/x/crypto/bcrypt"
 	"google.golang.org/protobuf/proto"
 
 	"sluice/stages/apply/auth"
@@ -144,6 +146,9 @@ func (s *authServer) UserAdd(ctx context.Context, r *pb.AuthUserAddRequest) (*pb
 func (s *Server) hash(ctx context.Context, password string) (hashed string, err error) {
 	err = s.bcrypt(ctx, func() error {
 		hashed, err = auth.HashPassword(password, s.cfg.BcryptCost)
+		if errors.Is(err, bcrypt.ErrPasswordTooLong) {
+			return bcrypt.ErrPasswordTooLong // clients see its very text
+		}
 		return err
 	})
 	return hashed, err

@@ -184,7 +184,7 @@ func (c *countedStream) SendMsg(m any) error {
 
 const (
 	unknownVersion    = "unknown"
-	clientVersionsMax = 100
+	clientVersionsMax = 200
 )
 
 // clientVersions counts requests by client version. The label comes from clients, so the number of different
@@ -192,33 +192,31 @@ const (
 type clientVersions struct {
 	requests *prometheus.CounterVec
 
-	known sync.Map // version -> *[2]prometheus.Counter
+	known [2]sync.Map // by requestKind: version -> prometheus.Counter
 	mu    sync.Mutex
-	n     int // guarded by mu: entries of known
+	n     int // guarded by mu: entries of both
 }
 
 func (v *clientVersions) count(kind requestKind, version string) {
-	c, ok := v.known.Load(version)
+	c, ok := v.known[kind].Load(version)
 	if !ok {
-		c = v.add(version)
+		c = v.add(kind, version)
 	}
-	c.(*[2]prometheus.Counter)[kind].Inc()
+	c.(prometheus.Counter).Inc()
 }
 
-func (v *clientVersions) add(version string) any {
+func (v *clientVersions) add(kind requestKind, version string) any {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.n >= clientVersionsMax {
 		version = unknownVersion
 	}
-	if c, ok := v.known.Load(version); ok {
+	if c, ok := v.known[kind].Load(version); ok {
 		return c
 	}
 	version = strings.Clone(version) // the metadata's text may be a piece of something larger
-	c := &[2]prometheus.Counter{
-		v.requests.WithLabelValues("unary", version), v.requests.WithLabelValues("stream", version),
-	}
-	v.known.Store(version, c)
+	c := v.requests.WithLabelValues([...]string{"unary", "stream"}[kind], version)
+	v.known[kind].Store(version, c)
 	v.n++
 	return c
 }
