@@ -26,7 +26,7 @@ func (s *Stage) RunFlusher(ctx context.Context) error {
 			return err
 		}
 		for _, f := range batch {
-			if err := s.cfg.Backend.Flush(ctx); err != nil {
+			if err := s.cfg.Backend.Flushed(ctx); err != nil {
 				return fmt.Errorf("flush the backend: %w", err)
 			}
 			if err := s.work.Sender(mailbox.Wait).Send(ctx, work{flushed: &f}); err != nil {

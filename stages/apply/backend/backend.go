@@ -62,7 +62,6 @@ type Backend struct {
 	promiseAfter time.Duration             // a commit that takes longer may wait for a remap
 	slots        chan struct{}             // a token for each sealed buffer that is not in the file, or is held back
 	wanted       chan struct{}             // capacity 1
-	changed      chan struct{}             // capacity 1, from Run to a waiting apply: base or sealed has changed
 	jobs         chan *defragment          // unbuffered: one runs, the others wait
 	ended        chan struct{}             // closed when Run has ended or never will; err is set before
 
@@ -82,7 +81,8 @@ type Backend struct {
 	sealed   []*buffer
 	demands  []chan struct{} // each closed by the next Seal
 	durable  Seal
-	flushing bool // a commit may be under way
+	flushing bool          // a commit may be under way
+	changed  chan struct{} // closed and replaced with every change of base or sealed
 	started  bool
 
 	pending      atomic.Bool  // published by apply: current has changes
@@ -183,6 +183,7 @@ func (b *Backend) Seal(ctx context.Context, s Seal) error {
 // takeSlot waits for a place among the sealed buffers.
 func (b *Backend) takeSlot(ctx context.Context) error {
 	for {
+		changed := b.change()
 		select {
 		case b.slots <- struct{}{}:
 			return nil
@@ -194,7 +195,7 @@ func (b *Backend) takeSlot(ctx context.Context) error {
 		select {
 		case b.slots <- struct{}{}:
 			return nil
-		case <-b.changed:
+		case <-changed:
 		case <-b.ended:
 			return b.failure()
 		case <-ctx.Done():
@@ -235,21 +236,40 @@ func (b *Backend) SealWanted() bool {
 // one keeps buffers and a read transaction that are no longer needed.
 func (b *Backend) Wanted() <-chan struct{} { return b.wanted }
 
-// signal wakes apply, idle or waiting in a call.
+// signal wakes apply, idle or waiting in a call, and everybody else who waits in Flushed.
 func (b *Backend) signal() {
-	for _, c := range []chan struct{}{b.wanted, b.changed} {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
+	select {
+	case b.wanted <- struct{}{}:
+	default:
 	}
+	b.mu.Lock()
+	close(b.changed)
+	b.changed = make(chan struct{})
+	b.mu.Unlock()
+}
+
+// change returns what is closed with the next change of base or sealed. Take it before looking at them.
+func (b *Backend) change() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.changed
 }
 
 // Flush waits until everything sealed so far is durable. Apply alone calls it. Errors as Seal.
 func (b *Backend) Flush(ctx context.Context) error {
+	return b.flushed(ctx, b.stale)
+}
+
+// Flushed is Flush for others than apply: when the writer waits for apply's newest snapshot, it waits along,
+// because apply will be told. Any goroutine may call it.
+func (b *Backend) Flushed(ctx context.Context) error {
+	return b.flushed(ctx, func() bool { return false })
+}
+
+func (b *Backend) flushed(ctx context.Context, stale func() bool) error {
 	for {
 		b.mu.Lock()
-		n, err := len(b.sealed), b.err
+		n, err, changed := len(b.sealed), b.err, b.changed
 		b.mu.Unlock()
 		if n == 0 && errors.Is(err, mailbox.ErrClosed) {
 			return nil
@@ -257,11 +277,11 @@ func (b *Backend) Flush(ctx context.Context) error {
 		if n == 0 || err != nil {
 			return err
 		}
-		if b.stale() {
+		if stale() {
 			return ErrStale
 		}
 		select {
-		case <-b.changed:
+		case <-changed:
 		case <-b.ended:
 		case <-ctx.Done():
 			return ctx.Err()

@@ -54,7 +54,7 @@ func Open(cfg Config) (*Backend, error) {
 		promiseAfter: promiseAfter,
 		slots:        make(chan struct{}, sealedMax),
 		wanted:       make(chan struct{}, 1),
-		changed:      make(chan struct{}, 1),
+		changed:      make(chan struct{}),
 		jobs:         make(chan *defragment),
 		ended:        make(chan struct{}),
 		current:      newBuffer(0),
