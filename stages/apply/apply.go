@@ -2,6 +2,7 @@ package apply
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -273,18 +274,32 @@ func (s *Stage) publish() {
 }
 
 // seal hands what was written since the last seal to the backend's writer, with the index that it belongs to.
-// Only between two entries. It waits while two sealed buffers are not yet durable.
+// Only between two entries. It waits while two sealed buffers are not yet durable, and may publish a view, so that
+// readers see the first entries of a batch before it is announced: a view is ahead of events and results, never
+// behind them.
 func (s *Stage) seal(ctx context.Context) error {
 	c := s.core
 	seal := backend.Seal{Index: c.index, Term: c.term}
 	if c.confState {
 		seal.ConfState = c.members.Table().ConfStateJSON()
 	}
-	if err := s.cfg.Backend.Seal(ctx, seal); err != nil {
+	if err := s.fresh(func() error { return s.cfg.Backend.Seal(ctx, seal) }); err != nil {
 		return fmt.Errorf("seal the backend at entry %d: %w", c.index, err)
 	}
 	c.confState = false
 	return nil
+}
+
+// fresh makes a call to the backend that waits for its writer. When the writer in turn waits for the read
+// transaction of the published view, a fresh view lets it go.
+func (s *Stage) fresh(call func() error) error {
+	for {
+		err := call()
+		if !errors.Is(err, backend.ErrStale) {
+			return err
+		}
+		s.publish()
+	}
 }
 
 // flushAll makes everything applied durable.
@@ -292,7 +307,7 @@ func (s *Stage) flushAll(ctx context.Context) error {
 	if err := s.seal(ctx); err != nil {
 		return err
 	}
-	if err := s.cfg.Backend.Flush(ctx); err != nil {
+	if err := s.fresh(func() error { return s.cfg.Backend.Flush(ctx) }); err != nil {
 		return fmt.Errorf("flush the backend at entry %d: %w", s.core.index, err)
 	}
 	return nil

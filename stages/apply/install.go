@@ -24,7 +24,8 @@ func (s *Stage) install(ctx context.Context, m Install) error {
 	s.log.Info("applying snapshot", zap.Uint64("current-applied-index", s.core.index),
 		zap.Uint64("incoming-leader-snapshot-index", index),
 		zap.Uint64("incoming-leader-snapshot-term", m.Snapshot.GetMetadata().GetTerm()))
-	if err := s.cfg.Backend.Install(ctx, s.cfg.SnapshotFile(index)); err != nil {
+	err := s.fresh(func() error { return s.cfg.Backend.Install(ctx, s.cfg.SnapshotFile(index)) })
+	if err != nil {
 		return fmt.Errorf("install snapshot %d: %w", index, err)
 	}
 	for _, a := range s.core.alarms.Alarms() {
