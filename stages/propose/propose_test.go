@@ -676,6 +676,27 @@ func TestHardStopFailsEverybody(t *testing.T) {
 	})
 }
 
+func TestSubmitWaitsForNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeRaft{}
+		s, stop := start(t, f, func(c *Config) { c.RequestBytesMax = 50 })
+		r := &wire.Request{Other: leaseRevoke(5)}
+		if err := s.Submit(t.Context(), r, System); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Submit(t.Context(), put("k", string(make([]byte, 50))), System); err != ErrRequestTooLarge {
+			t.Errorf("a large one: %v", err)
+		}
+		s.Standing(leading)
+		synctest.Wait()
+		if f.count() != 1 || entryID(f.entries[0]) != r.ID || s.Pending() != 0 {
+			t.Errorf("%d proposed, %d cells taken", f.count(), s.Pending())
+		}
+		s.Refuse(f.entries, NoLeader) // nobody to tell
+		stop()
+	})
+}
+
 func TestIDs(t *testing.T) {
 	g := newIDGenerator(0x123456789abc4f9e, 0x1ffa22f183bee)
 	if got, want := g.next(), uint64(0x4f9e)<<48|0xfa22f183bee<<8&(1<<48-1)|1; got != want {

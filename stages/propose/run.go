@@ -23,7 +23,7 @@ func (s *Stage) Run(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		if err := s.turn(ctx); err != nil {
-			if !errors.Is(err, mailbox.ErrClosed) {
+			if err != mailbox.ErrClosed { // not the orderly end: nobody will be served any more
 				s.Abandon()
 			}
 			return err
