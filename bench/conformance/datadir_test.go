@@ -87,7 +87,7 @@ func fill(t *testing.T, d *process.Daemon, seed uint64) {
 		case 1:
 			must(c.Put(ctx, key, "leased", clientv3.WithLease(leases[g.IntN(len(leases))])))
 		case 2:
-			must(c.Txn(ctx).Then(clientv3.OpPut(key, "txn"), clientv3.OpDelete("key1", clientv3.WithPrefix())).Commit())
+			must(c.Txn(ctx).Then(clientv3.OpPut("txn/"+key, "txn"), clientv3.OpDelete("key1", clientv3.WithPrefix())).Commit())
 		default:
 			must(c.Put(ctx, key, strings.Repeat("x", g.IntN(2000))))
 		}

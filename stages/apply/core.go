@@ -257,8 +257,8 @@ func (c *core) writable(needsRoom bool) error {
 }
 
 // afterQuota completes a change that was made although it went over the quota: only this member sees its own
-// size, so refusing it would make the members differ. The caller is told, and the alarm, an entry, will stop
-// the next one everywhere.
+// size, so refusing it would make the members differ. The caller hears what is true, that the change was made
+// (case BC-15; the reference reports it as failed), and the alarm, an entry, will stop the next one everywhere.
 func (c *core) afterQuota(over bool, err error, o *outcome) error {
 	if err != nil || !over {
 		return err
@@ -266,7 +266,7 @@ func (c *core) afterQuota(over bool, err error, o *outcome) error {
 	if !c.alarms.Has(alarms.Alarm{Member: c.local, Type: pb.AlarmType_NOSPACE}) {
 		o.raiseNoSpace = true
 	}
-	return ErrNoSpace
+	return nil
 }
 
 func (c *core) overQuota(cost int64) bool { return c.quota > 0 && cost > 0 && c.size()+cost >= c.quota }
