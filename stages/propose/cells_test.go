@@ -81,15 +81,17 @@ func TestCellsUnderStress(t *testing.T) {
 		}
 		finished := make(chan struct{})
 		go func() { clients.Wait(); close(finished) }()
+		every := time.NewTicker(time.Millisecond)
 		for done := false; !done; { // the last ones may wait for a result that is kept for ever
 			select {
 			case <-finished:
 				done = true
-			default:
+			case <-every.C:
 				clock.Add(int64(100 * time.Millisecond))
 				s.Tick()
 			}
 		}
+		every.Stop()
 		stop()
 		close(queue)
 		answerers.Wait()
