@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,73 +17,117 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
+// busy writes while something runs, and checks afterwards what must be there.
+type busy struct {
+	*running
+	index   uint64
+	rev     int64
+	written map[int64]bool // revisions above the first ones that must be there
+	view    *Snapshot
+	readers sync.WaitGroup
+	stop    chan struct{}
+}
+
+// step writes a revision, a change in a part that may be copied already and one in a part that may not, and
+// now and then deletes, seals, publishes and starts a reader.
+func (b *busy) step() {
+	b.rev++
+	value := binary.BigEndian.AppendUint64(nil, uint64(b.rev))
+	w := b.Writer()
+	w.Put(Key, revKey(b.rev, 0), value)
+	b.written[b.rev] = true
+	w.Put(Lease, []byte{byte(b.rev%50 + 1)}, value)
+	w.Put(AuthRoles, []byte{byte(b.rev%50 + 1)}, value)
+	if b.rev%7 == 0 {
+		w.Delete(Key, revKey(b.rev-5, 0))
+		delete(b.written, b.rev-5)
+	}
+	if !b.SealWanted() && b.rev%500 != 0 {
+		return
+	}
+	b.index++
+	b.seal(b.index)
+	fresh := b.Acquire()
+	b.view.Release()
+	b.view = fresh
+	if b.rev%2000 == 0 {
+		b.view.Retain()
+		b.readers.Add(1)
+		go b.read(b.view)
+	}
+}
+
+// read scans s in order until the end or stop.
+func (b *busy) read(s *Snapshot) {
+	defer b.readers.Done()
+	defer s.Release()
+	var last []byte
+	s.Scan(Key, nil, nil, func(k, _ []byte) bool {
+		if bytes.Compare(k, last) <= 0 {
+			b.t.Errorf("key %x after %x", k, last)
+		}
+		last = bytes.Clone(k)
+		select {
+		case <-b.stop:
+			return false
+		default:
+			return true
+		}
+	})
+}
+
+func (b *busy) check(first int) {
+	b.t.Helper()
+	now := b.Acquire()
+	defer now.Release()
+	if n := count(now, Key); n != first+len(b.written) {
+		b.t.Errorf("%d keys, want %d", n, first+len(b.written))
+	}
+	for rev := range b.written {
+		if v := now.Get(Key, revKey(rev, 0)); len(v) != 8 || int64(binary.BigEndian.Uint64(v)) != rev {
+			b.t.Fatalf("revision %d reads %x", rev, v)
+		}
+	}
+	for _, bucket := range []Bucket{Lease, AuthRoles} {
+		for i := b.rev - 40; i <= b.rev; i++ {
+			if v := now.Get(bucket, []byte{byte(i%50 + 1)}); int64(binary.BigEndian.Uint64(v)) != i {
+				b.t.Fatalf("%s %d reads %x", bucket, i, v)
+			}
+		}
+	}
+}
+
+// fragmented makes a database of 60 000 revisions, several rounds of a copy, with three of four deleted.
+func fragmented(t *testing.T, cfg Config) (b *busy, left int) {
+	const first = 60000
+	b = &busy{running: start(t, cfg), index: 2, rev: first, written: map[int64]bool{}, stop: make(chan struct{})}
+	value := make([]byte, 300)
+	for i := int64(1); i <= first; i++ {
+		b.Writer().Put(Key, revKey(i, 0), value)
+	}
+	b.commit(1)
+	for i := int64(1); i <= first; i += 4 {
+		for j := range int64(3) {
+			b.Writer().Delete(Key, revKey(i+j, 0))
+		}
+	}
+	b.commit(2)
+	return b, first / 4
+}
+
 // Defragmentation under writes and reads: nothing is lost, old views go on reading the old file until they
-// are released, the hash is the same, and the file shrinks.
+// are released, and the file shrinks.
 func TestDefragmentUnderWritesAndReads(t *testing.T) {
 	path := dbPath(t)
 	core, logs := observer.New(zap.InfoLevel)
-	r := start(t, Config{Path: path, Capacity: 1, Logger: zap.New(core)})
-	const first = 60000 // several rounds
-	value := make([]byte, 300)
-	for i := int64(1); i <= first; i++ {
-		r.Writer().Put(Key, revKey(i, 0), value)
-	}
-	r.commit(1)
-	for i := int64(1); i <= first; i += 4 {
-		for j := range int64(3) {
-			r.Writer().Delete(Key, revKey(i+j, 0))
-		}
-	}
-	r.commit(2)
-	total, _ := r.Size()
-	old := r.Acquire()
-	lock := inode(t, path)
-
+	b, left := fragmented(t, Config{Path: path, Capacity: 1, Logger: zap.New(core)})
+	total, _ := b.Size()
+	old, oldFile := b.Acquire(), inode(t, path)
+	b.view = b.Acquire()
 	done := make(chan error, 1)
-	go func() { done <- r.Defragment(context.Background()) }()
-	stop, readers := make(chan struct{}), sync.WaitGroup{}
-	index, rev := uint64(2), int64(first)
-	written := map[int64]bool{}
-	view := r.Acquire()
+	go func() { done <- b.Defragment(context.Background()) }()
 	for moved := false; !moved; {
-		rev++
-		r.Writer().Put(Key, revKey(rev, 0), binary.BigEndian.AppendUint64(nil, uint64(rev)))
-		written[rev] = true
-		// A change in a part that may be copied already, and one that may not.
-		r.Writer().Put(Lease, []byte{byte(rev%50 + 1)}, binary.BigEndian.AppendUint64(nil, uint64(rev)))
-		r.Writer().Put(AuthRoles, []byte{byte(rev%50 + 1)}, binary.BigEndian.AppendUint64(nil, uint64(rev)))
-		if rev%7 == 0 {
-			r.Writer().Delete(Key, revKey(rev-5, 0))
-			delete(written, rev-5)
-		}
-		if r.SealWanted() || rev%500 == 0 {
-			index++
-			r.seal(index)
-			fresh := r.Acquire()
-			view.Release()
-			view = fresh
-			if rev%2000 == 0 {
-				readers.Add(1)
-				view.Retain()
-				go func(s *Snapshot) {
-					defer readers.Done()
-					defer s.Release()
-					var last []byte
-					s.Scan(Key, nil, nil, func(k, _ []byte) bool {
-						if bytes.Compare(k, last) <= 0 {
-							t.Errorf("key %x after %x", k, last)
-						}
-						last = bytes.Clone(k)
-						select {
-						case <-stop:
-							return false
-						default:
-							return true
-						}
-					})
-				}(view)
-			}
-		}
+		b.step()
 		select {
 		case err := <-done:
 			if moved = true; err != nil {
@@ -90,40 +136,24 @@ func TestDefragmentUnderWritesAndReads(t *testing.T) {
 		default:
 		}
 	}
-	close(stop)
-	readers.Wait()
-	index++
-	r.commit(index)
-	view.Release()
+	close(b.stop)
+	b.readers.Wait()
+	b.index++
+	b.commit(b.index)
+	b.view.Release()
 
-	if n := count(old, Key); n != first/4 {
-		t.Errorf("the old view shows %d keys, want %d", n, first/4)
-	}
-	if inode(t, path) == lock || !locked(t, path) {
-		t.Error("the new file is not in place and locked")
+	if n := count(old, Key); n != left {
+		t.Errorf("the old view shows %d keys, want %d", n, left)
 	}
 	old.Release()
-	now := r.Acquire()
-	if n := count(now, Key); n != first/4+len(written) {
-		t.Errorf("%d keys, want %d", n, first/4+len(written))
+	if inode(t, path) == oldFile || !locked(t, path) {
+		t.Error("the new file is not in place and locked")
 	}
-	for rev := range written {
-		if v := now.Get(Key, revKey(rev, 0)); len(v) != 8 || int64(binary.BigEndian.Uint64(v)) != rev {
-			t.Fatalf("revision %d reads %x", rev, v)
-		}
-	}
-	for _, b := range []Bucket{Lease, AuthRoles} {
-		for i := rev - 40; i <= rev; i++ {
-			if v := now.Get(b, []byte{byte(i%50 + 1)}); int64(binary.BigEndian.Uint64(v)) != i {
-				t.Fatalf("%s %d reads %x", b, i, v)
-			}
-		}
-	}
-	now.Release()
-	if after, _ := r.Size(); after > total/2 {
+	b.check(left)
+	if after, _ := b.Size(); after > total/2 {
 		t.Errorf("size %d after %d", after, total)
 	}
-	if n := r.ReadTransactions(); n != 1 {
+	if n := b.ReadTransactions(); n != 1 {
 		t.Errorf("%d read transactions on the new file", n)
 	}
 	for _, m := range []string{"defragmenting", "finished defragmenting directory"} {
@@ -131,10 +161,19 @@ func TestDefragmentUnderWritesAndReads(t *testing.T) {
 			t.Errorf("%d logs of %q", logs.FilterMessage(m).Len(), m)
 		}
 	}
+	sameAfterRestart(t, b.running, b.index)
+	if files, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "db*")); len(files) != 1 {
+		t.Errorf("files %q", files)
+	}
+}
+
+// sameAfterRestart closes r and opens its file again: the same hash, at index.
+func sameAfterRestart(t *testing.T, r *running, index uint64) {
+	t.Helper()
 	hash := hashOf(t, r)
 	r.shutInOrder()
-	checkPages(t, path)
-	again := start(t, Config{Path: path})
+	checkPages(t, r.cfg.Path)
+	again := start(t, Config{Path: r.cfg.Path})
 	if got, _ := again.ConsistentIndex(); got != index {
 		t.Errorf("consistent index %d, want %d", got, index)
 	}
@@ -142,9 +181,6 @@ func TestDefragmentUnderWritesAndReads(t *testing.T) {
 		t.Errorf("hash %x after the restart, was %x", got, hash)
 	}
 	again.shutInOrder()
-	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "db*")); len(left) != 1 {
-		t.Errorf("files %q", left)
-	}
 }
 
 func inode(t *testing.T, path string) string {
@@ -153,7 +189,7 @@ func inode(t *testing.T, path string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return statInode(info)
+	return fmt.Sprint(info.Sys().(*syscall.Stat_t).Ino)
 }
 
 func count(s *Snapshot, b Bucket) (n int) {

@@ -28,7 +28,8 @@
 // after each batch, and when Wanted yields while it is idle; then it seals at the index that it has applied and
 // publishes a view with a fresh Acquire. Both matter: a seal answers whoever demanded one (Hash, Snapshot,
 // Defragment), and a fresh view ends the read transaction of the older one, which a growing file waits for.
-// Where it gets ErrStale it publishes, and calls again. For an orderly stop it seals, flushes, and calls Close; for a disk snapshot it seals, and watches Durable or Flush.
+// Where it gets ErrStale it publishes, and calls again. For an orderly stop it seals, flushes, releases its view
+// and calls Close; for a disk snapshot it seals, and watches Durable or calls Flush.
 //
 // Run is the writer. A commit that fails, by an error or by a panic of bbolt, ends it with that error: nothing
 // more is written, Seal and Flush return it, and the member must stop. Snapshots can still be read.

@@ -357,3 +357,41 @@ func TestRunTakesOnlyLargerKeys(t *testing.T) {
 		t.Fatalf("changes went on after an error: %v", err)
 	}
 }
+
+// Scans go through a tree in chunks, and layers shadow each other across the chunks' borders.
+func TestScanAcrossChunks(t *testing.T) {
+	low, high := newBuffer(0), newBuffer(0)
+	key := func(i int) []byte { return fmt.Appendf(nil, "%03d", i) }
+	for i := range 5 * restChunk {
+		low.add(Lease, key(i), []byte("low"))
+		low.add(Members, key(i), []byte("other bucket"))
+	}
+	for i := restChunk - 1; i < 4*restChunk; i += 2 {
+		high.add(Lease, key(i), nil)
+		high.add(Lease, key(i+1), []byte("high"))
+	}
+	sources := []source{
+		newRestSource(high.layer().rest, Lease, key(5)), newRestSource(low.layer().rest, Lease, key(5)),
+	}
+	next := 5
+	merge(sources, key(5*restChunk-1), func(k, v []byte) bool {
+		want := "low"
+		if next >= restChunk-1 && next <= 4*restChunk {
+			if (next-restChunk)%2 != 0 {
+				next++ // deleted
+			}
+			want = "high"
+		}
+		if next > 4*restChunk {
+			want = "low"
+		}
+		if string(k) != string(key(next)) || string(v) != want {
+			t.Fatalf("%q = %q, want %q = %q", k, v, key(next), want)
+		}
+		next++
+		return true
+	})
+	if next != 5*restChunk-1 {
+		t.Errorf("ended before %d", next)
+	}
+}

@@ -56,6 +56,12 @@ func TestNewFile(t *testing.T) {
 	if free := binary.LittleEndian.Uint64(head[16+32:]); free != 1<<64-1 {
 		t.Errorf("freelist page %x, want none", free)
 	}
+	checkNewContent(t, path)
+}
+
+// checkNewContent looks at the file with bbolt alone.
+func checkNewContent(t *testing.T, path string) {
+	t.Helper()
 	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
 	if err != nil {
 		t.Fatal(err)

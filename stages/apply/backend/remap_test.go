@@ -253,3 +253,56 @@ func TestTick(t *testing.T) {
 func sscanRange(line string, from, to *int64) (int, error) {
 	return fmt.Sscanf(line, "%x-%x", from, to)
 }
+
+// Stopping hard does not wait for readers.
+func TestCancelEndsTheWaitForReaders(t *testing.T) {
+	r := start(t, Config{Path: dbPath(t), MappingBytes: 64 << 10})
+	stalled := r.Acquire()
+	r.Writer().Put(Key, revKey(1, 0), make([]byte, 60<<10))
+	r.seal(1)
+	if err := r.Flush(context.Background()); !errors.Is(err, ErrStale) {
+		t.Fatalf("Flush: %v, want ErrStale: the writer does not wait", err)
+	}
+	promised := r.Acquire()
+	r.stop()
+	if err := <-r.run; !errors.Is(err, context.Canceled) {
+		t.Errorf("Run ended with %v", err)
+	}
+	if len(promised.Get(Key, revKey(1, 0))) != 60<<10 || promised.Get(Lease, []byte("absent")) != nil {
+		t.Error("the view that was promised a transaction reads wrong")
+	}
+	promised.Release()
+	stalled.Release()
+}
+
+// While the writer is behind, apply is not asked to seal until the buffer is full: it goes on.
+func TestSealWantedWhileTheWriterIsBehind(t *testing.T) {
+	b, err := Open(Config{Path: dbPath(t), BatchLimit: 2, BufferBytesMax: 10000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func() { b.Writer().Put(Lease, []byte("a"), make([]byte, 1000)) }
+	for i := range uint64(sealedMax) { // the writer does not run: nothing leaves
+		put()
+		if b.SealWanted() {
+			t.Fatal("a seal is wanted of one change")
+		}
+		put()
+		if !b.SealWanted() {
+			t.Fatal("no seal is wanted at the batch limit")
+		}
+		if err := b.Seal(context.Background(), Seal{Index: i + 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := 0
+	for ; !b.SealWanted(); n++ {
+		put()
+	}
+	if n != 10 {
+		t.Errorf("a seal is forced after %d changes of 1065 bytes, want 10", n)
+	}
+	r := startOpened(t, b)
+	r.commit(3)
+	r.shutInOrder()
+}
