@@ -244,12 +244,25 @@ func (c *checker) event(w *watched, got *mvccpb.Event, want *record) error {
 	return nil
 }
 
-// finish checks, when nothing more can come, that nothing is missing.
+// mute lists the watchers that keep a progress request from being answered.
+func (c *checker) mute() (ids []int64) {
+	rev, _ := c.revision()
+	for id, w := range c.watchers {
+		if w.canceled || w.req.Start > rev {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// finish checks, when nothing more can come, that nothing is missing: neither an event nor the answer to a
+// last progress request, if all watchers of the stream have reached their start and none was cancelled.
 func (c *checker) finish() error {
 	rev, compact := c.revision()
 	if len(c.creates) > 0 {
 		return fmt.Errorf("%d creates without an answer", len(c.creates))
 	}
+	answered := len(c.watchers) > 0 && len(c.mute()) == 0
 	for id, w := range c.watchers {
 		if w.canceled {
 			continue
@@ -258,6 +271,9 @@ func (c *checker) finish() error {
 			return fmt.Errorf("watcher %d at %d: %d events missing from %s@%d, revision %d, compacted %d", id, w.next,
 				len(missing), missing[0].kv.Key, missing[0].rev, rev, compact)
 		}
+	}
+	if answered && c.progress < rev {
+		return fmt.Errorf("progress %d at revision %d", c.progress, rev)
 	}
 	return nil
 }
@@ -369,6 +385,7 @@ func TestCheckerFindsPlantedBugs(t *testing.T) {
 		"a create never answered": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
 			return slices.DeleteFunc(rs, func(r *pb.WatchResponse) bool { return r.WatchId == 1 })
 		},
+		"a progress request never answered": func(rs []*pb.WatchResponse) []*pb.WatchResponse { return rs[:len(rs)-1] },
 		"an unasked fragment": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
 			rs[first(rs, 3)].Fragment = true
 			return rs

@@ -403,12 +403,23 @@ func client(w *world, rng *rand.Rand, done <-chan struct{}) {
 		time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond)
 	}
 	<-done
-	time.Sleep(time.Hour) // of the bubble's time: everything that can come has come
+	const enough = time.Minute // of the bubble's time: everything that can come has come
+	time.Sleep(enough)
+	var err error
+	mu.Lock()
+	mute := c.mute()
+	mu.Unlock()
+	for _, id := range mute {
+		err = errors.Join(err, st.Cancel(ctx, id))
+	}
+	time.Sleep(enough)
+	err = errors.Join(err, st.Progress(ctx))
+	time.Sleep(enough)
 	cancel()
 	reader.Wait()
 	mu.Lock()
 	defer mu.Unlock()
-	if err := c.finish(); err != nil && !w.t.Failed() {
+	if err := errors.Join(err, c.finish()); err != nil && !w.t.Failed() {
 		w.t.Error(err)
 	}
 }
