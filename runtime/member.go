@@ -176,6 +176,7 @@ func (m *Member) buildReplicate(view *apply.View) (err error) {
 		Settings: replicate.Settings{
 			ID: m.boot.local, PreVote: m.cfg.PreVote, ElectionTicks: m.cfg.electionTicks(),
 			CatchUpEntries: m.cfg.CatchUpEntries, PersistCredits: box.Persist, ApplyCredits: box.Apply,
+			UncommittedBytesMax: max(256<<20, 2*uint64(max(m.cfg.UncommittedBytes, 0))),
 		},
 		Boot: replicate.Boot{
 			HardState: m.boot.hard.Raft(), ConfState: view.Members.ConfState(),

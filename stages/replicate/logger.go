@@ -46,7 +46,15 @@ func (l *logger) Info(v ...any) {
 	}
 }
 
+// staleAck is what raft says at every acknowledgement that a later one has overtaken: with asynchronous
+// storage writes that is daily business, several times per batch, not news.
+const staleAck = "entry at index %d missing from unstable log; ignoring"
+
 func (l *logger) Infof(format string, v ...any) {
+	if format == staleAck {
+		l.Debugf(format, v...)
+		return
+	}
 	if l.info {
 		l.zap.Infof(format, v...)
 	}
