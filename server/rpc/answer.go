@@ -30,7 +30,7 @@ func (r *reply) free() { r.take().Free() }
 
 // answer builds a reply. It is the mvcc.Sink of a read. Finish it with done or drop.
 type answer struct {
-	*reply
+	reply
 	pool  mem.BufferPool
 	grant *grant  // share of the read budget; nil for a small answer
 	chunk *[]byte // open chunk; nil before the first byte
@@ -39,7 +39,7 @@ type answer struct {
 
 // newAnswer starts an answer of about hint bytes in buffers of pool.
 func newAnswer(pool mem.BufferPool, hint int) *answer {
-	a := &answer{reply: new(reply), pool: pool, hint: hint}
+	a := &answer{pool: pool, hint: hint}
 	a.bufs = a.arr[:0]
 	return a
 }
@@ -78,10 +78,11 @@ func (a *answer) room() int {
 	return cap(*a.chunk) - len(*a.chunk)
 }
 
-// grow closes the open chunk and opens one with room for at least min(n, chunkBytesMax) bytes.
+// grow closes the open chunk and opens one with room for at least min(n, chunkBytesMax) bytes. An answer whose
+// size is not known beforehand gets chunks as large as it already is.
 func (a *answer) grow(n int) {
 	a.seal()
-	want := min(max(n, a.hint-a.size, bufferBytesMin), chunkBytesMax)
+	want := min(max(n, a.hint-a.size, a.size, bufferBytesMin), chunkBytesMax)
 	a.chunk = a.pool.Get(want)
 	*a.chunk = (*a.chunk)[:0]
 }
@@ -125,7 +126,7 @@ func (a *answer) done() *reply {
 	if a.grant != nil {
 		a.grant.seal(a.size)
 	}
-	return a.reply
+	return &a.reply
 }
 
 // drop gives all chunks and the share back.

@@ -42,8 +42,6 @@ type Config struct {
 	KeepAliveInterval, KeepAliveTimeout time.Duration
 	HandshakeTimeout                    time.Duration
 	ClientCertAuth                      bool // the certificate's common name is the user
-	// VerifySAN demands that a client certificate with names or addresses is used from one of them.
-	VerifySAN bool
 	// StopOnDefrag is the feature gate StopGRPCServiceOnDefrag.
 	StopOnDefrag bool
 

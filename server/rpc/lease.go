@@ -64,7 +64,7 @@ func (s *leaseServer) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest)
 	if err := s.known(ctx); err != nil {
 		return nil, err
 	}
-	res, err := s.propose(ctx, &wire.Request{Other: &pb.InternalRaftRequest{LeaseRevoke: r}}, propose.Client)
+	res, err := s.propose(ctx, &wire.Request{Other: &pb.InternalRaftRequest{LeaseRevoke: r}}, propose.System)
 	if err != nil {
 		return nil, err
 	}

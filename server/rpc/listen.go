@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -44,7 +45,7 @@ func (t traffic) String() string {
 // Endpoint is one bound address. Connections queue in it until it is served.
 type Endpoint struct {
 	listener      net.Listener
-	tls           *tls.Config
+	tls           *tls.Config // nil in plaintext
 	plain, secure traffic
 }
 
@@ -80,7 +81,10 @@ func Listen(ctx context.Context, cfg ListenConfig) (endpoints []*Endpoint, err e
 			if err != nil {
 				return err
 			}
-			e = &Endpoint{listener: l, tls: cfg.TLS}
+			e = &Endpoint{listener: l}
+			if cfg.TLS != nil {
+				e.tls = e.helloConfig(cfg.TLS)
+			}
 			byAddress[network+"://"+address] = e
 			endpoints = append(endpoints, e)
 		}
@@ -102,6 +106,22 @@ func Listen(ctx context.Context, cfg ListenConfig) (endpoints []*Endpoint, err e
 		}
 	}
 	return endpoints, nil
+}
+
+// helloConfig is base, with the protocols that the client at hand may speak: one that offers only h2, as gRPC
+// clients do, is not offered http/1.1, and the connection remembers which it was.
+func (e *Endpoint) helloConfig(base *tls.Config) *tls.Config {
+	outer, onlyH2 := base.Clone(), base.Clone()
+	onlyH2.NextProtos = []string{"h2"}
+	outer.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		c := hello.Conn.(*clientConn)
+		c.offersHTTP1 = len(hello.SupportedProtos) == 0 || slices.Contains(hello.SupportedProtos, "http/1.1")
+		if e.secure.grpc && (!e.secure.http || !c.offersHTTP1) {
+			return onlyH2, nil
+		}
+		return base, nil
+	}
+	return outer
 }
 
 func addressOf(u url.URL) (network, address string, secure bool, err error) {

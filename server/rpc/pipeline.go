@@ -36,20 +36,16 @@ func (s *Server) admit(ctx context.Context, m *method, kind requestKind, seriali
 	if learner && m.learner != learnerServes && !(m.learner == learnerServesSerializable && serializable) {
 		return false, rpctypes.ErrGRPCNotSupportedForLearner
 	}
-	md, ok := metadata.FromIncomingContext(ctx)
-	if !ok {
-		s.clients.count(kind, unknownVersion)
-		return false, nil
-	}
 	version = unknownVersion
-	if v := md[rpctypes.MetadataClientAPIVersionKey]; len(v) > 0 {
+	if v := metadata.ValueFromIncomingContext(ctx, rpctypes.MetadataClientAPIVersionKey); len(v) > 0 {
 		version = v[0]
 	}
 	if !utf8.ValidString(version) {
 		return false, rpctypes.ErrGRPCInvalidClientAPIVersion
 	}
 	s.clients.count(kind, version)
-	if v := md[rpctypes.MetadataRequireLeaderKey]; len(v) > 0 && v[0] == rpctypes.MetadataHasLeader {
+	insists := metadata.ValueFromIncomingContext(ctx, rpctypes.MetadataRequireLeaderKey)
+	if len(insists) > 0 && insists[0] == rpctypes.MetadataHasLeader {
 		if s.m.Leader() == 0 {
 			return true, rpctypes.ErrGRPCNoLeader
 		}
@@ -67,7 +63,8 @@ func (s *Server) capable(version string) bool {
 	if version != "" && !members.AtLeast(version, 3, 0) {
 		return false
 	}
-	s.capableVersion.Store(&version)
+	found := version // a variable of its own: only a new version costs an allocation
+	s.capableVersion.Store(&found)
 	return true
 }
 

@@ -59,7 +59,7 @@ func (s *Server) Serve(ctx context.Context, endpoints []*Endpoint, handler http.
 				err = nil
 			}
 			if err != nil {
-				v.end() // one that fails ends the others
+				s.cut(v) // one that fails ends the others
 			}
 			return err
 		})
@@ -240,12 +240,9 @@ func (c *clientConn) speaksHTTP2() (bool, error) {
 // welcomeTLS makes the handshake. The ClientHello decides: who offers only h2 is a gRPC client and goes to grpc,
 // everybody else to net/http, which can tell requests apart.
 func (s *Server) welcomeTLS(ctx context.Context, v *served, e *Endpoint, c *clientConn) {
-	secure := tls.Server(c, helloConfig(e))
+	secure := tls.Server(c, e.tls)
 	err := secure.HandshakeContext(ctx)
 	st := secure.ConnectionState()
-	if err == nil && len(st.PeerCertificates) > 0 && s.cfg.VerifySAN {
-		err = CheckSAN(ctx, st.PeerCertificates[0], c.RemoteAddr())
-	}
 	if err != nil {
 		s.rejected(c, &st, err)
 		secure.Close()
@@ -258,26 +255,6 @@ func (s *Server) welcomeTLS(ctx context.Context, v *served, e *Endpoint, c *clie
 		to = v.toTLS
 	}
 	to.give(secure)
-}
-
-// helloConfig is the endpoint's configuration with the protocols that the client at hand may speak.
-func helloConfig(e *Endpoint) *tls.Config {
-	cfg := e.tls.Clone()
-	onlyH2 := e.tls.Clone()
-	onlyH2.NextProtos = []string{"h2"}
-	both := e.tls
-	cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		c := hello.Conn.(*clientConn)
-		c.offersHTTP1 = len(hello.SupportedProtos) == 0
-		for _, p := range hello.SupportedProtos {
-			c.offersHTTP1 = c.offersHTTP1 || p == "http/1.1"
-		}
-		if e.secure.grpc && (!e.secure.http || !c.offersHTTP1) {
-			return onlyH2, nil
-		}
-		return both, nil
-	}
-	return cfg
 }
 
 // rejected logs a failed handshake. A client that just goes away is no news.
@@ -338,6 +315,18 @@ func (v *served) end() {
 	})
 }
 
+// cut ends everything at once.
+func (s *Server) cut(v *served) {
+	v.end()
+	s.plain.Stop()
+	v.http.Close()
+	if v.tls != nil {
+		v.tls.Stop()
+		v.web.Stop()
+		v.https.Close()
+	}
+}
+
 // Shutdown stops serving: no new connections, GOAWAY to the clients, and up to ctx's end for the calls that are
 // open. What is still open then, such as watches, is cut.
 //
@@ -377,9 +366,5 @@ func (s *Server) Shutdown(ctx context.Context) {
 		drain(v.tls.GracefulStop, v.tls.Stop)
 	}
 	draining.Wait()
-	v.http.Close()
-	if v.https != nil {
-		v.web.Stop()
-		v.https.Close()
-	}
+	s.cut(v)
 }

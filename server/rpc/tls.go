@@ -112,7 +112,8 @@ func (o *TLSOptions) checkRevoked(certs []*x509.Certificate) error {
 }
 
 // CheckSAN refuses a certificate that names addresses or hosts none of which is where its connection comes from.
-// A certificate without names says nothing about its place.
+// A certificate without names says nothing about its place. It is for listeners that are not the client URLs: on
+// those the reference accepts a certificate from anywhere, and so do we.
 func CheckSAN(ctx context.Context, cert *x509.Certificate, remote net.Addr) error {
 	if len(cert.IPAddresses) == 0 && len(cert.DNSNames) == 0 {
 		return nil

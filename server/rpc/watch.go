@@ -11,11 +11,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"sluice/mailbox"
 	"sluice/stages/apply/auth"
 	"sluice/stages/propose"
 	"sluice/stages/watch"
+	"sluice/tracing"
 )
 
 // sharedEventBytes is the size from which an event's bytes are sent from where they are, shared by all who
@@ -135,12 +137,34 @@ func (s *Server) sendWatch(ctx context.Context, ss grpc.ServerStream, st *watch.
 		if err != nil {
 			return err
 		}
-		r := s.watchReply(m)
-		if err := ss.SendMsg(r); err != nil {
+		start, events := s.cfg.Now(), len(m.Events)
+		meter := s.sendMeter(m)
+		if err := ss.SendMsg(s.watchReply(m)); err != nil {
 			s.streamFailed("send", "watch")
 			return err
 		}
+		took := s.cfg.Now().Sub(start).Seconds()
+		meter.Observe(took)
+		if events > 0 {
+			s.cfg.Metrics.WatchSendLoopPerEvent.Observe(took / float64(events))
+		}
 	}
+}
+
+// sendMeter is the histogram of the time that sending m takes: by events, answers to requests, and progress.
+func (s *Server) sendMeter(m *watch.Message) tracing.Observer {
+	if len(m.Events) > 0 {
+		return s.cfg.Metrics.WatchSendLoop
+	}
+	control := false
+	_ = fields(m.Head, func(num protowire.Number, v uint64, _ []byte) error {
+		control = control || (num == 3 || num == 4) && v != 0 // created, canceled
+		return nil
+	})
+	if control {
+		return s.cfg.Metrics.WatchSendLoopControl
+	}
+	return s.cfg.Metrics.WatchSendLoopProgress
 }
 
 // watchReply puts a response together. Small events are copied into one chunk, large ones are shared.
