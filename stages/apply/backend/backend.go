@@ -22,6 +22,7 @@ type Config struct {
 	MappingBytes   int64         // overrides the size of the first mapping; 0 means max(10 GiB, 1.1 x quota, 2 x file)
 	FreelistType   string        // --backend-bbolt-freelist-type: "array", anything else means map
 	UnsafeNoFsync  bool          // --unsafe-no-fsync
+	Mlock          bool          // --memory-mlock
 	BatchInterval  time.Duration // --backend-batch-interval; 0 means 100 ms
 	BatchLimit     int           // --backend-batch-limit, in changes; 0 means 10000
 	BufferBytesMax int64         // of unsealed changes, when the disk is slow, before apply must wait; 0 means 64 MiB
@@ -75,15 +76,16 @@ type Backend struct {
 	copying                   *journal // of the running defragmentation, nil when there is none
 	heldSlots                 int      // not given back to apply until the journal is taken
 
-	mu       sync.Mutex // guards the rest: written by apply, Run and Close, read by apply
-	err      error
-	base     *base // nil after Close
-	sealed   []*buffer
-	demands  []chan struct{} // each closed by the next Seal
-	durable  Seal
-	flushing bool          // a commit may be under way
-	changed  chan struct{} // closed and replaced with every change of base or sealed
-	started  bool
+	mu                        sync.Mutex // guards the rest: written by apply, Run and Close, read by apply
+	err                       error
+	base                      *base // nil after Close
+	sealed                    []*buffer
+	sealedCount, flushedCount uint64          // of buffers, since Open
+	demands                   []chan struct{} // each closed by the next Seal
+	durable                   Seal
+	flushing                  bool          // a commit may be under way
+	changed                   chan struct{} // closed and replaced with every change of base or sealed
+	started                   bool
 
 	pending      atomic.Bool  // published by apply: current has changes
 	due          atomic.Bool  // published by Run: they have waited for a batch interval
@@ -168,6 +170,7 @@ func (b *Backend) Seal(ctx context.Context, s Seal) error {
 	full.layer() // the last clone is made here, by the buffer's owner: now it is immutable
 	b.mu.Lock()
 	b.sealed = append(b.sealed, full)
+	b.sealedCount++
 	b.mu.Unlock()
 	b.current, b.last = newBuffer(min(len(full.run), b.cfg.BatchLimit)), s
 	b.due.Store(false)
@@ -267,14 +270,17 @@ func (b *Backend) Flushed(ctx context.Context) error {
 }
 
 func (b *Backend) flushed(ctx context.Context, stale func() bool) error {
+	b.mu.Lock()
+	target := b.sealedCount // what is sealed later is not waited for
+	b.mu.Unlock()
 	for {
 		b.mu.Lock()
-		n, err, changed := len(b.sealed), b.err, b.changed
+		done, err, changed := b.flushedCount >= target, b.err, b.changed
 		b.mu.Unlock()
-		if n == 0 && errors.Is(err, mailbox.ErrClosed) {
+		if done && errors.Is(err, mailbox.ErrClosed) {
 			return nil
 		}
-		if n == 0 || err != nil {
+		if done || err != nil {
 			return err
 		}
 		if stale() {

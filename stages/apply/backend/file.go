@@ -224,6 +224,7 @@ func (cfg *Config) boltOptions(size int64, open func(string, int, os.FileMode) (
 		NoSync:          cfg.UnsafeNoFsync,
 		NoGrowSync:      cfg.UnsafeNoFsync,
 		OpenFile:        open,
+		Mlock:           cfg.Mlock,
 	}
 	if cfg.FreelistType == "array" {
 		o.FreelistType = bolt.FreelistArrayType

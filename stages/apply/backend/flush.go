@@ -234,6 +234,7 @@ func (b *Backend) publish(t *txn, n int) {
 		b.base.fill(t)
 	}
 	b.sealed = slices.Delete(b.sealed, 0, n)
+	b.flushedCount += uint64(n)
 	b.durable = Seal{Index: t.index, Term: t.term}
 	b.mu.Unlock()
 	if old != nil {

@@ -358,3 +358,29 @@ func TestSyncedFreelist(t *testing.T) {
 	db.Close()
 	contentFollowsIndex(t, path)
 }
+
+// Two starts at once in an empty directory make one database: the second waits for it.
+func TestTwoStartsMakeOneFile(t *testing.T) {
+	path := dbPath(t)
+	opened := make(chan *Backend)
+	for range 2 {
+		go func() {
+			b, err := Open(Config{Path: path})
+			if err != nil {
+				t.Error(err)
+			}
+			opened <- b
+		}()
+	}
+	r := startOpened(t, <-opened)
+	r.Writer().Put(Auth, []byte("owner"), []byte("first"))
+	r.commit(1)
+	r.shutInOrder()
+	b := <-opened
+	defer b.Close()
+	s := b.Acquire()
+	defer s.Release()
+	if got := string(s.Get(Auth, []byte("owner"))); got != "first" {
+		t.Errorf("the second start sees %q", got)
+	}
+}
