@@ -28,6 +28,8 @@ var metaStorageVersion = []byte("storageVersion")
 func Open(cfg Config) (*Backend, error) {
 	cfg.fill()
 	start := time.Now()
+	// A broken page makes bbolt panic on a goroutine of its own, past any recover: the log names the file.
+	cfg.Logger.Info("opening backend db", zap.String("path", cfg.Path))
 	f, index, term, err := openWhole(&cfg, cfg.Path)
 	if err != nil {
 		return nil, err
