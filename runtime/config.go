@@ -32,6 +32,7 @@ type Config struct {
 	SnapshotsMax   uint
 	LearnersMax    int
 	UnsafeNoFsync  bool
+	Mlock          bool // keep the database's pages in memory
 
 	QuotaBytes      int64 // of the backend; negative: none
 	FreelistType    string

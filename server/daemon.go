@@ -88,6 +88,7 @@ func start(ctx context.Context, cfg *config.Config, log *logging.Log) (_ *daemon
 		return nil, err
 	}
 	logStart(cfg, d.log, initialized)
+	d.log.Warn("simple token is not cryptographically signed")
 	if d.member, err = runtime.New(memberConfig(cfg, d.log, d.metrics)); err != nil {
 		d.log.Error("bootstrap failed", zap.Error(err))
 		return nil, err
@@ -130,6 +131,9 @@ func (d *daemon) listen(ctx context.Context) error {
 		Client: c.ListenClientURLs, HTTP: c.ListenClientHTTPURLs, TLS: clientTLS,
 		ReusePort: c.SocketReusePort, ReuseAddress: c.SocketReuseAddress,
 	}
+	if peerTLS != nil && !c.PeerSkipClientSANVerification {
+		peerTLS = rpc.VerifySAN(ctx, peerTLS)
+	}
 	d.log.Info("configuring peer listeners", zap.Strings("listen-peer-urls", c.ListenPeerURLs.Strings()))
 	if d.peers, err = bindSides(ctx, rpc.ListenConfig{
 		TLS: peerTLS, ReusePort: c.SocketReusePort, ReuseAddress: c.SocketReuseAddress,
@@ -141,6 +145,9 @@ func (d *daemon) listen(ctx context.Context) error {
 	d.warnPlaintext()
 	if d.endpoints, err = rpc.Listen(ctx, sockets); err != nil {
 		return err
+	}
+	if clientTLS != nil && !c.ClientSkipClientSANVerification {
+		sockets.TLS = rpc.VerifySAN(ctx, clientTLS) // of the metrics URLs only, as in etcd
 	}
 	d.monitors, err = bindSides(ctx, sockets, c.ListenMetricsURLs)
 	return err

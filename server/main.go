@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	goruntime "runtime"
+	"slices"
 	"syscall"
 
 	"go.uber.org/zap"
@@ -53,8 +54,8 @@ func run(args, environ []string, std logging.Streams) (code int, received os.Sig
 	if out.Config == nil {
 		return out.ExitCode, nil
 	}
-	if err := checkHost(environ); err != nil {
-		log.Error(err.Error())
+	if message, fields := unfit(environ); message != "" {
+		fatal(log.Logger, message, fields...)
 		return 1, nil
 	}
 	quiet(out.Config)
@@ -102,25 +103,21 @@ func replay(log *zap.Logger, notices []config.Notice) {
 	}
 }
 
-// checkHost refuses machines on which a member would be sure to fail later.
-func checkHost(environ []string) error {
+// unfit says why no member should start on this machine, empty if one may.
+func unfit(environ []string) (message string, fields []zap.Field) {
 	switch arch := goruntime.GOARCH; arch {
 	case "amd64", "arm64", "ppc64le", "s390x":
 	default:
-		allowed := false
-		for _, v := range environ {
-			allowed = allowed || v == "ETCD_UNSUPPORTED_ARCH="+arch
-		}
-		if !allowed {
-			return fmt.Errorf("running on unsupported architecture %q: set ETCD_UNSUPPORTED_ARCH=%s to allow it", arch, arch)
+		if !slices.Contains(environ, "ETCD_UNSUPPORTED_ARCH="+arch) {
+			return "running on unsupported architecture unless ETCD_UNSUPPORTED_ARCH is set", []zap.Field{zap.String("arch", arch)}
 		}
 	}
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil && limit.Cur <= fdLimitMin {
-		return fmt.Errorf("file descriptor limit of etcd process is too low; please set higher (limit %d, recommended "+
-			"at least %d)", limit.Cur, fdLimitMin)
+		return "file descriptor limit of etcd process is too low; please set higher",
+			[]zap.Field{zap.Uint64("limit", limit.Cur), zap.Int("recommended-limit", fdLimitMin)}
 	}
-	return nil
+	return "", nil
 }
 
 // quiet keeps what libraries print for themselves out of the log's outputs; with debug, grpc's goes to

@@ -167,6 +167,8 @@ func (p *process) status() syscall.WaitStatus {
 	select {
 	case <-p.ended:
 	case <-time.After(40 * time.Second):
+		_ = p.cmd.Process.Signal(syscall.SIGQUIT) // its goroutines join the log
+		<-p.ended
 		p.t.Fatal("the daemon does not end")
 	}
 	return p.cmd.ProcessState.Sys().(syscall.WaitStatus)

@@ -33,7 +33,7 @@ func memberConfig(c *config.Config, log *zap.Logger, metrics *tracing.Metrics) r
 		InitialCluster: c.InitialCluster, InitialClusterToken: c.InitialClusterToken, NewCluster: c.IsNewCluster(),
 		Heartbeat: c.Heartbeat, Election: c.Election, PreVote: c.PreVote,
 		SnapshotCount: c.SnapshotCount, CatchUpEntries: c.SnapshotCatchUpEntries,
-		WALsMax: c.WALsMax, SnapshotsMax: c.SnapshotsMax, LearnersMax: c.LearnersMax, UnsafeNoFsync: c.UnsafeNoFsync,
+		WALsMax: c.WALsMax, SnapshotsMax: c.SnapshotsMax, LearnersMax: c.LearnersMax, UnsafeNoFsync: c.UnsafeNoFsync, Mlock: c.MemoryMlock,
 		QuotaBytes: c.QuotaBackendBytes, FreelistType: c.BackendFreelistType,
 		BatchInterval: c.BackendBatchInterval, BatchLimit: c.BackendBatchLimit,
 		DefragBytes: int64(c.BootstrapDefragThresholdMiB) << 20, RequestBytesMax: int64(c.RequestBytesMax),

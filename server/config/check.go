@@ -255,6 +255,7 @@ func checkDeferred(c *Config) error {
 		{c.FeatureGates.Enabled(GateInitialCorruptCheck), "--feature-gates InitialCorruptCheck=true"},
 		{c.CorruptCheckTime > 0, "--corrupt-check-time"},
 		{strings.HasPrefix(c.AuthToken, "jwt"), "--auth-token=jwt"},
+		{c.AuthToken == "", "an empty --auth-token"},
 	} {
 		if later.given {
 			return fmt.Errorf("%s is not supported by this version of Sluice", later.flag)
@@ -372,7 +373,7 @@ func (c *Config) Prepare() error {
 				"client TLS key/cert (--cert-file, --key-file) must be provided for metrics secure url")
 		}
 	}
-	if c.AuthToken != "simple" && c.AuthToken != "" {
+	if c.AuthToken != "simple" {
 		return errors.New("auth: invalid auth options")
 	}
 	retention, err := parseRetention(c.AutoCompactionMode, c.AutoCompactionRetentionText)

@@ -167,6 +167,7 @@ func starts() []start {
 		{own: true, args: "--enable-distributed-tracing", code: 1,
 			err: "--enable-distributed-tracing is not supported by this version of Sluice"},
 		{own: true, args: "--auth-token jwt,pub-key=x", code: 1, err: "--auth-token=jwt is not supported by this version of Sluice"},
+		{own: true, args: "--auth-token=", code: 1, err: "an empty --auth-token is not supported by this version of Sluice"},
 		{own: true, args: "--mailbox-apply -1", code: 1, err: "--mailbox-apply must be >=0 (set to -1)"},
 		{own: true, args: "--revoke-rate 0", code: 1, err: "--revoke-rate must be >0 (set to 0)"},
 	}

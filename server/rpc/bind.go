@@ -24,11 +24,11 @@ func (cfg ListenConfig) Bind(ctx context.Context, u url.URL) (net.Listener, erro
 	if err != nil || !secure {
 		return l, err
 	}
-	return tls.NewListener(l, verifySAN(ctx, cfg.TLS)), nil
+	return tls.NewListener(l, cfg.TLS), nil
 }
 
-// verifySAN makes the handshake check a client certificate's names against the address that it comes from.
-func verifySAN(ctx context.Context, base *tls.Config) *tls.Config {
+// VerifySAN makes the handshake check a client certificate's names against the address that it comes from.
+func VerifySAN(ctx context.Context, base *tls.Config) *tls.Config {
 	outer := base.Clone()
 	outer.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		inner := base.Clone()
