@@ -391,3 +391,114 @@ func TestClosed(t *testing.T) {
 	}
 	v.Release()
 }
+
+// TestStopAmidCompaction: an orderly stop does not wait for the pauses of a compaction.
+func TestStopAmidCompaction(t *testing.T) {
+	m := start(t, t.TempDir(), func(c *Config) { c.CompactionRecordsMax, c.CompactionPause = 1, time.Hour })
+	for i := range 9 {
+		m.do(put("a", fmt.Sprint(i)))
+	}
+	m.do(&pb.InternalRaftRequest{Compaction: &pb.CompactionRequest{Revision: 9, Physical: true}})
+	m.stop()
+}
+
+// TestWarnings: a refused and a slow request are logged, with sizes for values and without secrets; the slow one is
+// counted.
+func TestWarnings(t *testing.T) {
+	slow := &count{}
+	m := start(t, t.TempDir(), func(c *Config) { c.WarningDuration, c.Metrics.SlowApplies = time.Nanosecond, slow })
+	m.do(&pb.InternalRaftRequest{Put: &pb.PutRequest{Key: []byte("k"), Value: []byte("secret-value"), Lease: 404}},
+		&pb.InternalRaftRequest{AuthUserAdd: &pb.AuthUserAddRequest{Name: "u", HashedPassword: "c2VjcmV0"}},
+		&pb.InternalRaftRequest{Txn: &pb.TxnRequest{
+			Compare: []*pb.Compare{{Key: []byte("k"), Target: pb.Compare_VALUE,
+				TargetUnion: &pb.Compare_Value{Value: []byte("secret")}}},
+			Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{
+				Key: []byte("k"), Value: []byte("secret")}}}},
+			Failure: []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{
+				Key: []byte("r"), RangeEnd: []byte("s")}}}},
+		}})
+	m.stop()
+	var lines []string
+	for _, l := range m.logs.All() {
+		if l.Message == "apply request took too long" || l.Message == "failed to apply request" {
+			lines = append(lines, fmt.Sprint(l.Message, " ", l.ContextMap()["request"], " ", l.ContextMap()["error"]))
+		}
+	}
+	all := strings.Join(lines, "\n")
+	for _, want := range []string{
+		`failed to apply request header:<ID:1048577 > put:<key:"k" value_size:12 lease:404 > lease not found`,
+		`apply request took too long header:<ID:1048577 > put:<key:"k" value_size:12 lease:404 > lease not found`,
+		`compare:<target:3 result:0 key:"k" value_size:6 > success:<put:<key:"k" value_size:6 > > ` +
+			`failure:<range:<key:"r" range_end:"s" > > > <nil>`,
+		`auth_user_add`,
+	} {
+		if !strings.Contains(all, want) {
+			t.Errorf("no line with %s in\n%s", want, all)
+		}
+	}
+	if strings.Contains(all, "secret") || strings.Contains(all, "c2VjcmV0") || len(lines) != 4 || slow.n != 3 {
+		t.Errorf("%.0f slow requests, log\n%s", slow.n, all)
+	}
+}
+
+type count struct{ n float64 }
+
+func (c *count) Add(n float64) { c.n += n }
+
+// TestFailures: what cannot be delivered, and a backend that is gone, end the stage with one error.
+func TestFailures(t *testing.T) {
+	m := start(t, t.TempDir(), nil)
+	m.do(put("a", "1"))
+	broken := errors.New("no watch")
+	m.out.mu.Lock()
+	m.out.fail = broken
+	m.out.mu.Unlock()
+	m.send(Batch{Entries: []*raftpb.Entry{m.entry(put("a", "2"))}})
+	if err := <-m.runErr; !errors.Is(err, broken) || !strings.Contains(err.Error(), "revision 3") {
+		t.Errorf("run: %v", err)
+	}
+	m.runErr <- nil
+	m.kill()
+}
+
+// TestCancel: a stage that waits for the next one ends when it is cancelled, with the cause.
+func TestCancel(t *testing.T) {
+	m := start(t, t.TempDir(), nil)
+	held := make(chan struct{})
+	m.out.mu.Lock()
+	m.out.gate = held
+	m.out.mu.Unlock()
+	m.send(Batch{Entries: []*raftpb.Entry{m.entry(put("a", "2"))}})
+	<-held
+	m.cancel()
+	if err := <-m.runErr; !errors.Is(err, context.Canceled) {
+		t.Errorf("run: %v", err)
+	}
+	m.runErr <- nil
+	m.kill()
+}
+
+// TestNoSpaceIsAskedFor: the alarm is asked for with every write above the quota until it is there.
+func TestNoSpaceIsAskedFor(t *testing.T) {
+	m := start(t, t.TempDir(), func(c *Config) { c.QuotaBytes = 1 })
+	defer m.stop()
+	if !m.stage.OverQuota(1) || m.stage.OverQuota(0) {
+		t.Error("OverQuota is wrong")
+	}
+	_, rs := m.do(put("a", "1"), put("a", "2"))
+	if rs[0].Err != nil || rs[1].Err != nil || m.out.raised != 1 {
+		t.Errorf("%+v, asked %d times for one batch", rs, m.out.raised)
+	}
+	m.do(put("a", "3"))
+	m.do(&pb.InternalRaftRequest{Alarm: &pb.AlarmRequest{
+		Action: pb.AlarmRequest_ACTIVATE, MemberID: 1, Alarm: pb.AlarmType_NOSPACE,
+	}})
+	if _, rs := m.do(put("a", "4")); !errors.Is(rs[0].Err, ErrNoSpace) {
+		t.Errorf("with the alarm: %+v", rs)
+	}
+	v := m.stage.View()
+	defer v.Release()
+	if m.out.raised != 2 || v.KV.Revision() != 4 || len(v.Alarms) != 1 {
+		t.Errorf("asked %d times, revision %d, alarms %v", m.out.raised, v.KV.Revision(), v.Alarms)
+	}
+}

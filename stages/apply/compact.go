@@ -91,7 +91,7 @@ func (s *Stage) compact(ctx context.Context, job compaction) error {
 			return err
 		}
 		if !step.done {
-			if err := s.cfg.Clock.Sleep(ctx, s.cfg.CompactionPause); err != nil {
+			if err := s.pause(ctx); err != nil {
 				return err
 			}
 		}
@@ -111,9 +111,21 @@ func (s *Stage) compact(ctx context.Context, job compaction) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if err := s.cfg.Clock.Sleep(ctx, s.cfg.CompactionPause); err != nil {
+		if err := s.pause(ctx); err != nil {
 			return err
 		}
+	}
+}
+
+// pause lets others have the disk and the applier for a while.
+func (s *Stage) pause(ctx context.Context) error {
+	select {
+	case <-s.cfg.Clock.After(s.cfg.CompactionPause):
+		return nil
+	case <-s.stopped:
+		return mailbox.ErrClosed
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

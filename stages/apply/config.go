@@ -1,7 +1,6 @@
 package apply
 
 import (
-	"context"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -18,8 +17,8 @@ import (
 // Clock is the time as apply's shell sees it. No decision about an entry depends on it.
 type Clock interface {
 	Now() time.Time
-	// Sleep waits for d, or until ctx ends and then returns its error.
-	Sleep(ctx context.Context, d time.Duration) error
+	// After yields the time once d has passed.
+	After(d time.Duration) <-chan time.Time
 }
 
 // Config is what a Stage is built with.
@@ -145,15 +144,5 @@ func (m Metrics) withDefaults() Metrics {
 
 type realClock struct{}
 
-func (realClock) Now() time.Time { return time.Now() }
-
-func (realClock) Sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
+func (realClock) Now() time.Time                         { return time.Now() }
+func (realClock) After(d time.Duration) <-chan time.Time { return time.After(d) }

@@ -35,6 +35,7 @@ type recorder struct {
 	leases  []LeaseChange
 	events  []wire.EventBatch
 	raised  int
+	fail    error         // what Events returns from now on
 	gate    chan struct{} // the next Events says here that it has begun, and waits until it may go on
 }
 
@@ -44,20 +45,24 @@ func (r *recorder) note(format string, args ...any) {
 	r.order = append(r.order, fmt.Sprintf(format, args...))
 }
 
-func (r *recorder) Events(_ context.Context, b wire.EventBatch) error {
+func (r *recorder) Events(ctx context.Context, b wire.EventBatch) error {
 	v := r.stage.View()
 	defer v.Release()
 	r.note("events %d revision %d view %d", len(b.Events), b.Revision, v.KV.Revision())
 	r.mu.Lock()
 	r.events = append(r.events, b)
-	gate := r.gate
+	gate, fail := r.gate, r.fail
 	r.gate = nil
 	r.mu.Unlock()
 	if gate != nil {
 		gate <- struct{}{}
-		<-gate
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	return nil
+	return fail
 }
 
 func (r *recorder) Leases(_ context.Context, changes []LeaseChange) error {
@@ -110,7 +115,8 @@ type member struct {
 	log    *mailbox.Mailbox[Message]
 	logs   *observer.ObservedLogs
 	cancel context.CancelFunc
-	done   sync.WaitGroup
+	done   sync.WaitGroup // backend and stage
+	worker sync.WaitGroup
 	runErr chan error
 	index  uint64
 	id     uint64
@@ -142,18 +148,18 @@ func start(t testing.TB, dir string, change func(*Config)) *member {
 	m.index = m.stage.core.index
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel = cancel
-	run := func(fn func(context.Context) error) {
-		m.done.Add(1)
+	run := func(of *sync.WaitGroup, fn func(context.Context) error) {
+		of.Add(1)
 		go func() {
-			defer m.done.Done()
+			defer of.Done()
 			if err := fn(ctx); err != nil && !errors.Is(err, mailbox.ErrClosed) && ctx.Err() == nil {
 				t.Errorf("run: %v", err)
 			}
 		}()
 	}
-	run(disk.Run)
-	run(m.stage.RunCompactor)
-	run(m.stage.RunFlusher)
+	run(&m.done, disk.Run)
+	run(&m.worker, m.stage.RunCompactor)
+	run(&m.worker, m.stage.RunFlusher)
 	m.done.Add(1)
 	go func() { defer m.done.Done(); m.runErr <- m.stage.Run(ctx) }()
 	return m
@@ -166,6 +172,7 @@ func (m *member) stop() {
 	if err := <-m.runErr; !errors.Is(err, mailbox.ErrClosed) {
 		m.t.Errorf("run: %v", err)
 	}
+	m.worker.Wait() // they end by themselves, whatever they are doing
 	m.stage.Close()
 	if err := m.disk.Close(); err != nil {
 		m.t.Errorf("close the backend: %v", err)
@@ -178,6 +185,7 @@ func (m *member) stop() {
 func (m *member) kill() {
 	m.cancel()
 	<-m.runErr
+	m.worker.Wait()
 	m.done.Wait()
 	m.stage.Close()
 	_ = m.disk.Close()
