@@ -92,18 +92,6 @@ func (s *script) do(args []string) error {
 	}
 	change := func(ch Change) { s.core.step(s.now, s.fresh, changesMsg{[]Change{ch}}) }
 	switch args[0] {
-	case "core": // core rate=N checkpoint
-		set := settings{
-			electionTimeout: second, requestTimeout: 7 * second, revokeRate: 1000, checkpointInterval: 300 * second,
-		}
-		for _, a := range args[1:] {
-			if n, ok := strings.CutPrefix(a, "rate="); ok {
-				set.revokeRate, _ = strconv.ParseInt(n, 10, 64)
-			}
-			set.checkpoint = set.checkpoint || a == "checkpoint"
-		}
-		s.core = newCore(set, s.now)
-		return nil
 	case "reset":
 		change(Change{Kind: Reset})
 	case "grant": // grant id ttl [remaining]
@@ -131,46 +119,56 @@ func (s *script) do(args []string) error {
 	case "barrier": // barrier ok|failed [took]
 		took, _ := time.ParseDuration(strings.Join(args[2:], ""))
 		s.core.step(s.now, s.fresh, confirmedMsg{s.now - int64(took), args[1] == "ok"})
+	default:
+		return s.set(args, num(1))
+	}
+	s.emit()
+	return nil
+}
+
+// set changes the clock or what the shell does; n is the first argument as a number.
+func (s *script) set(args []string, n int64) error {
+	after := func() int64 {
+		d, _ := time.ParseDuration(args[1])
+		return int64(d)
+	}
+	switch args[0] {
+	case "core": // core rate=N checkpoint
+		set := settings{
+			electionTimeout: second, requestTimeout: 7 * second, revokeRate: 1000, checkpointInterval: 300 * second,
+		}
+		for _, a := range args[1:] {
+			if n, ok := strings.CutPrefix(a, "rate="); ok {
+				set.revokeRate, _ = strconv.ParseInt(n, 10, 64)
+			}
+			set.checkpoint = set.checkpoint || a == "checkpoint"
+		}
+		s.core = newCore(set, s.now)
 	case "tick": // tick after
-		d, err := time.ParseDuration(args[1])
-		if err != nil {
-			return err
-		}
-		s.now += int64(d)
+		s.now += after()
 		s.core.tick(s.now, s.fresh)
+		s.emit()
 	case "tock": // tock after n: n ticks
-		d, err := time.ParseDuration(args[1])
+		count, err := strconv.Atoi(args[2])
 		if err != nil {
 			return err
 		}
-		for range num(2) {
-			s.now += int64(d)
+		for range count {
+			s.now += after()
 			s.core.tick(s.now, s.fresh)
 			s.emit()
 		}
 	case "pass":
-		d, err := time.ParseDuration(args[1])
-		if err != nil {
-			return err
-		}
-		s.now += int64(d)
-		return nil
-	case "stale":
-		s.fresh = false
-		return nil
-	case "fresh":
-		s.fresh = true
-		return nil
+		s.now += after()
+	case "stale", "fresh":
+		s.fresh = args[0] == "fresh"
 	case "room":
-		s.room = int(num(1))
-		return nil
+		s.room = int(n)
 	case "records":
 		s.record = args[1] == "taken"
-		return nil
 	default:
 		return fmt.Errorf("unknown command")
 	}
-	s.emit()
 	return nil
 }
 

@@ -41,7 +41,8 @@ func drain(sts []*Stream) (responses int) {
 }
 
 func bigEvent(rev int64, size int) wire.Event {
-	kv := wire.KeyValue{Key: []byte("/registry/pods/x"), Value: make([]byte, size), CreateRevision: 2, ModRevision: rev, Version: rev}
+	key := []byte("/registry/pods/x")
+	kv := wire.KeyValue{Key: key, Value: make([]byte, size), CreateRevision: 2, ModRevision: rev, Version: rev}
 	b := kv.Append(nil)
 	return wire.Event{Type: wire.EventPut, Key: kv.Key, Rev: rev, KV: b, Prev: b}
 }
@@ -62,7 +63,8 @@ func BenchmarkFanOut(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				rev++
-				s.core.step(eventsMsg{batch: wire.EventBatch{Events: []wire.Event{bigEvent(rev, 1024)}, Revision: rev}}, s.cfg.Now())
+				batch := wire.EventBatch{Events: []wire.Event{bigEvent(rev, 1024)}, Revision: rev}
+				s.core.step(eventsMsg{batch: batch}, s.cfg.Now())
 				if rev%200 == 0 {
 					b.StopTimer()
 					drain(sts)
@@ -160,7 +162,8 @@ func BenchmarkDelivered(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		rev++
-		if err := w.stage.Events(b.Context(), wire.EventBatch{Events: []wire.Event{bigEvent(rev, 1024)}, Revision: rev}); err != nil {
+		batch := wire.EventBatch{Events: []wire.Event{bigEvent(rev, 1024)}, Revision: rev}
+		if err := w.stage.Events(b.Context(), batch); err != nil {
 			b.Fatal(err)
 		}
 		for range watchers {

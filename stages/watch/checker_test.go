@@ -56,7 +56,8 @@ func (c *checker) matching(w *watched, from, to int64) []record {
 	var out []record
 	for ; i < len(c.store.all) && c.store.all[i].rev <= to; i++ {
 		r := c.store.all[i]
-		if w.span.holds(r.kv.Key) && !(r.typ == wire.EventPut && w.req.NoPut) && !(r.typ == wire.EventDelete && w.req.NoDelete) {
+		filtered := r.typ == wire.EventPut && w.req.NoPut || r.typ == wire.EventDelete && w.req.NoDelete
+		if w.span.holds(r.kv.Key) && !filtered {
 			out = append(out, r)
 		}
 	}
@@ -200,7 +201,8 @@ func (c *checker) events(w *watched, r *pb.WatchResponse) error {
 	}
 	want := c.matching(w, w.next, last)
 	if len(want) != len(evs) {
-		return fmt.Errorf("watcher %d at %d: %d events up to %d, want %d: %s", r.WatchId, w.next, len(evs), last, len(want), list(evs))
+		return fmt.Errorf("watcher %d at %d: %d events up to %d, want %d: %s",
+			r.WatchId, w.next, len(evs), last, len(want), list(evs))
 	}
 	revs := map[int64]bool{}
 	for i, ev := range evs {
@@ -286,6 +288,82 @@ func list(evs []*mvccpb.Event) string {
 	return b.String()
 }
 
+// firstOf finds the first response of watcher 0 with at least n events.
+func firstOf(rs []*pb.WatchResponse, n int) int {
+	return slices.IndexFunc(rs, func(r *pb.WatchResponse) bool { return r.WatchId == 0 && len(r.Events) >= n })
+}
+
+// plantedBugs break a correct stream of responses, one guarantee each.
+var plantedBugs = map[string]func(rs []*pb.WatchResponse) []*pb.WatchResponse{
+	"nothing wrong": nil,
+	"an event left out": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		i := firstOf(rs, 1)
+		return slices.Delete(rs, i, i+1)
+	},
+	"the last event left out": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		for i := len(rs) - 1; ; i-- {
+			if rs[i].WatchId == 0 && len(rs[i].Events) > 0 {
+				return append(rs[:i:i], rs[i+1:len(rs)-1]...) // and the progress answer
+			}
+		}
+	},
+	"an event twice": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		i := firstOf(rs, 1)
+		return slices.Insert(rs, i, rs[i])
+	},
+	"two responses swapped": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		i := firstOf(rs, 1)
+		j := i + 1 + firstOf(rs[i+1:], 1)
+		rs[i], rs[j] = rs[j], rs[i]
+		return rs
+	},
+	"a revision torn": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		i := firstOf(rs, 3)
+		rest := proto.Clone(rs[i]).(*pb.WatchResponse)
+		rs[i].Events, rest.Events = rs[i].Events[:1], rest.Events[1:]
+		return slices.Insert(rs, i+1, rest)
+	},
+	"events of a revision out of order": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		i := firstOf(rs, 3)
+		slices.Reverse(rs[i].Events)
+		return rs
+	},
+	"a wrong previous value": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		rs[firstOf(rs, 3)].Events[0].PrevKv.Value = []byte("x")
+		return rs
+	},
+	"a missing previous value": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		rs[firstOf(rs, 3)].Events[0].PrevKv = nil
+		return rs
+	},
+	"a filtered event": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		i := slices.IndexFunc(rs, func(r *pb.WatchResponse) bool {
+			return len(r.Events) > 0 && r.Events[0].Type == mvccpb.Event_DELETE
+		})
+		rs[i].WatchId = 1
+		return rs
+	},
+	"progress ahead of events": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		i := len(rs) - 1
+		return slices.Insert(rs[:i:i], firstOf(rs, 1), rs[i])
+	},
+	"a notification ahead of events": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		early := &pb.WatchResponse{Header: &pb.ResponseHeader{Revision: 3}}
+		return slices.Insert(rs, firstOf(rs, 1), early)
+	},
+	"a cancel for a compaction that never was": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		return append(rs, &pb.WatchResponse{Header: &pb.ResponseHeader{}, Canceled: true, CompactRevision: 5})
+	},
+	"a create never answered": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		return slices.DeleteFunc(rs, func(r *pb.WatchResponse) bool { return r.WatchId == 1 })
+	},
+	"a progress request never answered": func(rs []*pb.WatchResponse) []*pb.WatchResponse { return rs[:len(rs)-1] },
+	"an unasked fragment": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
+		rs[firstOf(rs, 3)].Fragment = true
+		return rs
+	},
+}
+
 // A checker proves itself: for each guarantee, a stream of responses that breaks it must be found out.
 func TestCheckerFindsPlantedBugs(t *testing.T) {
 	good := func() (*checker, []*pb.WatchResponse) {
@@ -295,7 +373,8 @@ func TestCheckerFindsPlantedBugs(t *testing.T) {
 		stage.do([]string{"open", "S"})
 		c := newChecker(m)
 		for _, req := range []CreateRequest{
-			{Key: []byte("a"), End: []byte("z"), PrevKV: true, Start: 2, ProgressNotify: true}, {Key: []byte("b"), NoDelete: true},
+			{Key: []byte("a"), End: []byte("z"), PrevKV: true, Start: 2, ProgressNotify: true},
+			{Key: []byte("b"), NoDelete: true},
 		} {
 			c.create(req)
 			stage.ask("S", createMsg{stage.streams["S"], req})
@@ -320,78 +399,7 @@ func TestCheckerFindsPlantedBugs(t *testing.T) {
 		}
 		return c.finish()
 	}
-	// first finds the first response of watcher 0 with at least n events.
-	first := func(rs []*pb.WatchResponse, n int) int {
-		return slices.IndexFunc(rs, func(r *pb.WatchResponse) bool { return r.WatchId == 0 && len(r.Events) >= n })
-	}
-	bugs := map[string]func(rs []*pb.WatchResponse) []*pb.WatchResponse{
-		"nothing wrong": nil,
-		"an event left out": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			i := first(rs, 1)
-			return slices.Delete(rs, i, i+1)
-		},
-		"the last event left out": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			for i := len(rs) - 1; ; i-- {
-				if rs[i].WatchId == 0 && len(rs[i].Events) > 0 {
-					return append(rs[:i:i], rs[i+1:len(rs)-1]...) // and the progress answer
-				}
-			}
-		},
-		"an event twice": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			i := first(rs, 1)
-			return slices.Insert(rs, i, rs[i])
-		},
-		"two responses swapped": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			i := first(rs, 1)
-			j := i + 1 + first(rs[i+1:], 1)
-			rs[i], rs[j] = rs[j], rs[i]
-			return rs
-		},
-		"a revision torn": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			i := first(rs, 3)
-			rest := proto.Clone(rs[i]).(*pb.WatchResponse)
-			rs[i].Events, rest.Events = rs[i].Events[:1], rest.Events[1:]
-			return slices.Insert(rs, i+1, rest)
-		},
-		"events of a revision out of order": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			i := first(rs, 3)
-			slices.Reverse(rs[i].Events)
-			return rs
-		},
-		"a wrong previous value": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			rs[first(rs, 3)].Events[0].PrevKv.Value = []byte("x")
-			return rs
-		},
-		"a missing previous value": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			rs[first(rs, 3)].Events[0].PrevKv = nil
-			return rs
-		},
-		"a filtered event": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			i := slices.IndexFunc(rs, func(r *pb.WatchResponse) bool { return len(r.Events) > 0 && r.Events[0].Type == mvccpb.Event_DELETE })
-			rs[i].WatchId = 1
-			return rs
-		},
-		"progress ahead of events": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			i := len(rs) - 1
-			return slices.Insert(rs[:i:i], first(rs, 1), rs[i])
-		},
-		"a notification ahead of events": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			early := &pb.WatchResponse{Header: &pb.ResponseHeader{Revision: 3}}
-			return slices.Insert(rs, first(rs, 1), early)
-		},
-		"a cancel for a compaction that never was": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			return append(rs, &pb.WatchResponse{Header: &pb.ResponseHeader{}, Canceled: true, CompactRevision: 5})
-		},
-		"a create never answered": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			return slices.DeleteFunc(rs, func(r *pb.WatchResponse) bool { return r.WatchId == 1 })
-		},
-		"a progress request never answered": func(rs []*pb.WatchResponse) []*pb.WatchResponse { return rs[:len(rs)-1] },
-		"an unasked fragment": func(rs []*pb.WatchResponse) []*pb.WatchResponse {
-			rs[first(rs, 3)].Fragment = true
-			return rs
-		},
-	}
-	for name, plant := range bugs {
+	for name, plant := range plantedBugs {
 		t.Run(name, func(t *testing.T) {
 			c, rs := good()
 			if plant != nil {

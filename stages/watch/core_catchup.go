@@ -90,9 +90,7 @@ func (c *core) settle() {
 			spot -= missing
 			c.replay(co)
 		default:
-			for _, w := range co.members {
-				c.ready = append(c.ready, w)
-			}
+			c.ready = append(c.ready, co.members...)
 		}
 	}
 	clear(c.settled)

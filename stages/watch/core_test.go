@@ -109,7 +109,8 @@ func (s *script) do(args []string) {
 		s.newStage(options(args[1:]))
 	case "open":
 		o := options(args[2:])
-		s.streams[args[1]] = s.stage.Open(StreamConfig{MessagesMax: int(number(o["messages"])), BytesMax: number(o["bytes"])})
+		cfg := StreamConfig{MessagesMax: int(number(o["messages"])), BytesMax: number(o["bytes"])}
+		s.streams[args[1]] = s.stage.Open(cfg)
 	case "close":
 		s.streams[args[1]].Close()
 		for _, st := range s.stage.takeRetired() {
@@ -292,8 +293,10 @@ func (s *script) finish() {
 func (s *script) state() {
 	c := s.stage.core
 	scanLag, blockedLag := c.lag()
-	s.printf("revision %d, watchers %d: live %d, future %d, catching up %d, compacted %d; lag %d and %d; window from %d",
-		c.rev, c.total, c.counts[live], c.counts[future], c.counts[late], c.counts[compacted], scanLag, blockedLag, c.window.floor)
+	s.printf("revision %d, watchers %d: live %d, future %d, catching up %d, compacted %d; "+
+		"lag %d and %d; window from %d", c.rev, c.total, c.counts[live], c.counts[future], c.counts[late],
+		c.counts[compacted], scanLag, blockedLag,
+		c.window.floor)
 	s.printf("events waiting %d, spans %d", s.stage.pending.Load(), len(c.spans.all()))
 }
 

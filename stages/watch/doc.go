@@ -18,7 +18,8 @@
 //
 // When full:  senders wait; the stage itself waits for nobody. A stream whose outbox is full turns its
 //
-//	watchers into cursors, which hold no events, and is caught up again once its outbox is half empty.
+//	watchers into cursors, which hold no events, and is caught up again once its outbox is half empty. The
+//	outbox is bounded in responses, with room for at least one per watcher, and in bytes.
 //	An answer to a request has its place reserved before the request is sent. A Tick is only a flag.
 //
 // Restart:    holds nothing durable; starts at the revision that runtime hands in.
