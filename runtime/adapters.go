@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"go.etcd.io/raft/v3/raftpb"
 
@@ -137,18 +138,18 @@ func (h historyView) Get(key []byte, rev int64) ([]byte, bool) { return h.v.KV.G
 // expireOut is where expire's decisions go: the revoker, which may wait for propose in its place.
 type expireOut struct{ m *Member }
 
-// revocation is one order to the revoker: one lease, or checkpoints.
+// revocation is one order to the revoker: leases to revoke, or checkpoints.
 type revocation struct {
 	term        uint64
-	lease       int64
+	leases      []int64
 	checkpoints []expire.Checkpoint
 }
 
+// Revoke takes all or nothing: one message, so that the pace does not hang on the mailbox's size.
 func (e expireOut) Revoke(term uint64, ids []int64) int {
-	for i, id := range ids {
-		if e.m.revoking.Sender(mailbox.Refuse).Send(e.m.loops.ctx, revocation{term: term, lease: id}) != nil {
-			return i
-		}
+	order := revocation{term: term, leases: slices.Clone(ids)}
+	if e.m.revoking.Sender(mailbox.Refuse).Send(e.m.loops.ctx, order) != nil {
+		return 0
 	}
 	return len(ids)
 }

@@ -59,24 +59,31 @@ func (m *Member) revoke(ctx context.Context) error {
 
 // submit proposes one order of expire. What is refused comes again: the lease stays due there.
 func (m *Member) submit(ctx context.Context, r revocation) error {
-	if m.leaderTerm() != r.term {
-		return nil // decided as the leader of another term
-	}
-	req := &pb.InternalRaftRequest{}
-	if r.checkpoints == nil {
-		req.LeaseRevoke = &pb.LeaseRevokeRequest{ID: r.lease}
-	} else {
-		req.LeaseCheckpoint = &pb.LeaseCheckpointRequest{}
-		for _, c := range r.checkpoints {
-			req.LeaseCheckpoint.Checkpoints = append(req.LeaseCheckpoint.Checkpoints,
-				&pb.LeaseCheckpoint{ID: c.ID, Remaining_TTL: c.Remaining})
+	for _, id := range r.leases {
+		req := &pb.InternalRaftRequest{LeaseRevoke: &pb.LeaseRevokeRequest{ID: id}}
+		if err := m.submitOne(ctx, r.term, req); err != nil {
+			return err
 		}
+	}
+	if len(r.checkpoints) == 0 {
+		return nil
+	}
+	list := &pb.LeaseCheckpointRequest{}
+	for _, c := range r.checkpoints {
+		list.Checkpoints = append(list.Checkpoints, &pb.LeaseCheckpoint{ID: c.ID, Remaining_TTL: c.Remaining})
+	}
+	return m.submitOne(ctx, r.term, &pb.InternalRaftRequest{LeaseCheckpoint: list})
+}
+
+func (m *Member) submitOne(ctx context.Context, term uint64, req *pb.InternalRaftRequest) error {
+	if m.leaderTerm() != term {
+		return nil // decided as the leader of another term
 	}
 	err := m.propose.Submit(ctx, m.asRoot(req), propose.System)
 	if err == nil || ctx.Err() != nil || errors.Is(err, propose.ErrStopped) {
 		return ctx.Err()
 	}
-	m.log.Warn("failed to propose for a lease", zap.Int64("lease-id", r.lease), zap.Error(err))
+	m.log.Warn("failed to propose for leases", zap.Error(err))
 	return nil
 }
 
