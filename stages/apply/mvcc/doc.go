@@ -24,9 +24,10 @@
 // Per key a page holds the newest record; older records since the last compaction hang off the key as a
 // slice in revision order, to which only the newest copy of the page appends.
 //
-// Values lie encoded in slabs: large blocks without pointers. A view holds the table of slabs it was
-// published with, so the garbage collector frees a retired slab exactly when no view can reach it: no
-// reference counts, no epochs. Slabs that have become sparse are rewritten, a few records per Publish.
+// Values lie encoded in slabs: large blocks without pointers, outside the Go heap. A view holds the table of
+// slabs it was published with, so the garbage collector finds out exactly when no view can reach a retired
+// slab, whose memory is used again then: no reference counts, no epochs. Slabs that have become sparse are
+// rewritten, a few records per Publish.
 //
 // Rule: design.md sections 4 and 5; contract/client-api.md 5 and 6; contract/disk-and-peer.md 4.3, 9 and 10.
 package mvcc

@@ -125,7 +125,7 @@ func (s *Store) build(recs []loadRecord, parts int) error {
 	var slabID atomic.Uint32
 	var wg sync.WaitGroup
 	for n := range parts {
-		b := &builder{parts: parts, slabID: &slabID, budget: s.slabs.bytesMax / int64(parts)}
+		b := &builder{parts: parts, slabID: &slabID, memory: s.slabs.memory, budget: s.slabs.bytesMax / int64(parts)}
 		if n > 0 {
 			b.from = splits[n-1]
 		}
@@ -190,6 +190,7 @@ type builder struct {
 	from, to []byte
 	parts    int            // how many builders there are
 	slabID   *atomic.Uint32 // the last place of the table that is taken
+	memory   *blocks
 	budget   int64
 
 	pages []*page
@@ -200,7 +201,7 @@ type builder struct {
 
 type builtSlab struct {
 	id   uint32
-	mem  []byte
+	mem  *block
 	stat slabStat
 }
 
@@ -291,21 +292,21 @@ func (b *builder) keep(value []byte) (slab, at uint32) {
 			b.room = false
 			return noSlab, 0
 		}
-		b.slabs = append(b.slabs, builtSlab{id: b.slabID.Add(1), mem: make([]byte, size)})
+		b.slabs = append(b.slabs, builtSlab{id: b.slabID.Add(1), mem: b.memory.new(size)})
 		last++
 	}
 	bs := &b.slabs[last]
-	return bs.id, fillSlab(bs.mem, &bs.stat, value)
+	return bs.id, fillSlab(bs.mem.mem, &bs.stat, value)
 }
 
 // adopt takes over what the builders filled.
 func (sl *slabs) adopt(builders []*builder, n int) {
-	sl.table = make([][]byte, n+1, n+1+tableGrowExtra)
+	sl.table = make([]*block, n+1, n+1+tableGrowExtra)
 	sl.stats = make([]slabStat, n+1)
 	for _, b := range builders {
 		for _, bs := range b.slabs {
 			sl.table[bs.id], sl.stats[bs.id] = bs.mem, bs.stat
-			sl.bytes += int64(len(bs.mem))
+			sl.bytes += int64(len(bs.mem.mem))
 		}
 	}
 }

@@ -636,7 +636,9 @@ func (r *random) invariants() {
 		if s.slabs.stats[n].live != used[uint32(n)] && s.slabs.table[n] != nil {
 			r.Fatalf("slab %d: %d bytes live, counted %d", n, s.slabs.stats[n].live, used[uint32(n)])
 		}
-		bytes += int64(len(s.slabs.table[n]))
+		if b := s.slabs.table[n]; b != nil {
+			bytes += int64(len(b.mem))
+		}
 	}
 	if bytes != s.slabs.bytes {
 		r.Fatalf("slabs hold %d bytes, say %d", bytes, s.slabs.bytes)

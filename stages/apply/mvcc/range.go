@@ -3,6 +3,7 @@ package mvcc
 import (
 	"bytes"
 	"cmp"
+	"runtime"
 	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -32,6 +33,7 @@ func (v *View) Range(r *wire.RangeRequest, out Sink) error {
 	}
 	v.metrics.Ranges.Add(1)
 	v.answer(r, out)
+	runtime.KeepAlive(v)
 	return nil
 }
 
@@ -312,5 +314,6 @@ func (v *View) RangeChunk(
 		count := v.count(sp, at)
 		tail(out, r.Limit > 0 && count > r.Limit, count)
 	}
+	runtime.KeepAlive(v)
 	return last, nil
 }

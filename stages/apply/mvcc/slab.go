@@ -21,7 +21,7 @@ const (
 // is reused for another block only in a new copy of the table, so a view's table always shows the blocks
 // that its pages point to, and keeps them from being collected.
 type slabs struct {
-	table    [][]byte
+	table    []*block
 	tableOwn bool // the table was copied since the last Publish
 	stats    []slabStat
 	free     []uint32
@@ -31,6 +31,8 @@ type slabs struct {
 	bytes    int64  // Σ len of the blocks
 	bytesMax int64
 	block    int // slabBytes; less in tests
+	memory   *blocks
+	retired  []*block // since the last Publish: the running change may still read them
 }
 
 type slabStat struct {
@@ -39,7 +41,10 @@ type slabStat struct {
 }
 
 func newSlabs(bytesMax int64) slabs {
-	return slabs{bytesMax: bytesMax, block: slabBytes, table: make([][]byte, 1, tableGrowExtra), stats: make([]slabStat, 1)}
+	return slabs{
+		bytesMax: bytesMax, block: slabBytes, memory: newBlocks(slabBytes),
+		table: make([]*block, 1, tableGrowExtra), stats: make([]slabStat, 1),
+	}
 }
 
 // put copies record b into a slab and returns its place; slab 0 when the budget is spent. A rewrite may
@@ -70,7 +75,7 @@ func (sl *slabs) put(b []byte, rewrite bool) (slab, at uint32) {
 }
 
 func (sl *slabs) fill(slab uint32, b []byte) (at uint32) {
-	return fillSlab(sl.table[slab], &sl.stats[slab], b)
+	return fillSlab(sl.table[slab].mem, &sl.stats[slab], b)
 }
 
 func fillSlab(mem []byte, st *slabStat, b []byte) (at uint32) {
@@ -90,20 +95,20 @@ func (sl *slabs) add(n int, rewrite bool) uint32 {
 	sl.bytes += int64(n)
 	if len(sl.free) == 0 {
 		// Places behind a view's table are never looked at by it, so appending needs no copy.
-		sl.table = append(sl.table, make([]byte, n))
+		sl.table = append(sl.table, sl.memory.new(n))
 		sl.stats = append(sl.stats, slabStat{})
 		return uint32(len(sl.table) - 1)
 	}
 	slab := sl.free[len(sl.free)-1]
 	sl.free = sl.free[:len(sl.free)-1]
 	sl.ownTable()
-	sl.table[slab], sl.stats[slab] = make([]byte, n), slabStat{}
+	sl.table[slab], sl.stats[slab] = sl.memory.new(n), slabStat{}
 	return slab
 }
 
 func (sl *slabs) ownTable() {
 	if !sl.tableOwn {
-		sl.table = append(make([][]byte, 0, len(sl.table)+tableGrowExtra), sl.table...)
+		sl.table = append(make([]*block, 0, len(sl.table)+tableGrowExtra), sl.table...)
 		sl.tableOwn = true
 	}
 }
@@ -126,22 +131,25 @@ func (sl *slabs) check(slab uint32) {
 	case st.queued: // rewrite retires it
 	case st.live == 0:
 		sl.retire(slab)
-	case int(st.live)*slabSparse < len(sl.table[slab]):
+	case int(st.live)*slabSparse < len(sl.table[slab].mem):
 		st.queued = true
 		sl.sparse = append(sl.sparse, slab)
 	}
 }
 
 func (sl *slabs) retire(slab uint32) {
-	sl.bytes -= int64(len(sl.table[slab]))
+	sl.bytes -= int64(len(sl.table[slab].mem))
 	sl.ownTable()
+	sl.retired = append(sl.retired, sl.table[slab])
 	sl.table[slab] = nil
 	sl.free = append(sl.free, slab)
 }
 
 // publish returns the table for a view.
-func (sl *slabs) publish() [][]byte {
+func (sl *slabs) publish() []*block {
 	sl.tableOwn = false
+	clear(sl.retired)
+	sl.retired = sl.retired[:0]
 	return sl.table[:len(sl.table):len(sl.table)]
 }
 
@@ -151,7 +159,7 @@ func (s *Store) rewriteSparse(budget int) {
 	sl := &s.slabs
 	for budget > 0 && len(sl.sparse) > 0 {
 		slab := sl.sparse[0]
-		mem, used := sl.table[slab], sl.stats[slab].used
+		mem, used := sl.table[slab].mem, sl.stats[slab].used
 		for budget > 0 && sl.scanAt < used && sl.stats[slab].live > 0 {
 			n := binary.LittleEndian.Uint32(mem[sl.scanAt:])
 			at := sl.scanAt + slabHeadBytes

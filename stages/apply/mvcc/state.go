@@ -13,7 +13,7 @@ import (
 // state is what a read needs. A View holds one that never changes, the Store the one that it changes.
 type state struct {
 	tree        *btree.BTreeG[item]
-	table       [][]byte       // the slabs of the newest values
+	table       []*block       // the slabs of the newest values
 	reader      backend.Reader // everything up to the last Publish
 	recent      []recent       // the Store's only: what it has written since then
 	rev         int64
@@ -30,7 +30,7 @@ type recent struct {
 }
 
 // View is the store at one moment. Any number of goroutines may read it, for as long as the backend.Reader
-// that it was published with is valid; the bytes it returns are valid for as long.
+// that it was published with is valid; the bytes it returns are valid for as long, if the view is reachable.
 type View struct {
 	state
 	metrics *Metrics
@@ -96,7 +96,7 @@ func (st *state) cached(e *entry) []byte {
 	if e.slab == noSlab {
 		return nil
 	}
-	return st.table[e.slab][e.valueAt : e.valueAt+e.size : e.valueAt+e.size]
+	return st.table[e.slab].mem[e.valueAt : e.valueAt+e.size : e.valueAt+e.size]
 }
 
 // value returns the encoded record of f.

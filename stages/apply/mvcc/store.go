@@ -87,6 +87,9 @@ func (s *Store) CompactRevision() int64 { return s.compactRev }
 func (s *Store) TakeEvents() []wire.Event {
 	ev := s.events
 	s.events = nil
+	if len(ev) > 0 {
+		s.events = make([]wire.Event, 0, min(len(ev), eventsExpectedMax)) // batches resemble their predecessors
+	}
 	return ev
 }
 
@@ -129,6 +132,9 @@ func (s *Store) meter() {
 	m.PutBytes.Set(float64(s.putBytes))
 	m.CachedBytes.Set(float64(s.slabs.bytes))
 }
+
+// eventsExpectedMax bounds the room made for the next batch's events.
+const eventsExpectedMax = 256
 
 // String names the store's revisions, for panics and tests.
 func (s *Store) String() string {

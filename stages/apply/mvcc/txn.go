@@ -3,6 +3,7 @@ package mvcc
 import (
 	"bytes"
 	"cmp"
+	"runtime"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -73,6 +74,7 @@ func (v *View) Txn(r *wire.TxnRequest) (body []byte, err error) {
 	if t.count.ranges > 1 {
 		v.metrics.Txns.Add(1)
 	}
+	runtime.KeepAlive(v)
 	return t.out, nil
 }
 
