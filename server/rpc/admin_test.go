@@ -74,7 +74,8 @@ func TestMaintenance(t *testing.T) {
 	_, err = mt.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: testMemberID})
 	wantError(t, "move by a follower", err, rpctypes.ErrGRPCNotLeader)
 	s.m.leader.Store(0)
-	if st, err := mt.Status(ctx, &pb.StatusRequest{}); err != nil || len(st.Errors) != 1 || st.Errors[0] != "etcdserver: no leader" {
+	st, err := mt.Status(ctx, &pb.StatusRequest{})
+	if err != nil || len(st.Errors) != 1 || st.Errors[0] != "etcdserver: no leader" {
 		t.Error(st, err)
 	}
 	s.m.leader.Store(testMemberID)
@@ -93,7 +94,8 @@ func TestMaintenance(t *testing.T) {
 	if r, err := mt.Defragment(ctx, &pb.DefragmentRequest{}); err != nil || r.Header != nil {
 		t.Error(r, err)
 	}
-	if after, _ := s.health.Check(ctx, &healthpb.HealthCheckRequest{}); during != healthpb.HealthCheckResponse_NOT_SERVING ||
+	after, err := s.health.Check(ctx, &healthpb.HealthCheckRequest{})
+	if err != nil || during != healthpb.HealthCheckResponse_NOT_SERVING ||
 		after.Status != healthpb.HealthCheckResponse_SERVING {
 		t.Errorf("health during defragmentation %v, after %v", during, after)
 	}
@@ -142,7 +144,9 @@ func TestDowngrade(t *testing.T) {
 func TestCluster(t *testing.T) {
 	s := newServer(t)
 	cl, ctx := pb.NewClusterClient(s.dial(t)), within(t)
-	for _, urls := range [][]string{nil, {"127.0.0.1:1"}, {"http://x"}, {"http://127.0.0.1:1/path"}, {"ftp://127.0.0.1:1"}} {
+	for _, urls := range [][]string{
+		nil, {"127.0.0.1:1"}, {"http://x"}, {"http://127.0.0.1:1/path"}, {"ftp://127.0.0.1:1"},
+	} {
 		_, err := cl.MemberAdd(ctx, &pb.MemberAddRequest{PeerURLs: urls})
 		wantError(t, strings.Join(urls, ","), err, rpctypes.ErrGRPCMemberBadURLs)
 	}
@@ -161,13 +165,15 @@ func TestCluster(t *testing.T) {
 	_, err = cl.MemberUpdate(ctx, &pb.MemberUpdateRequest{ID: testMemberID, PeerURLs: []string{"bad"}})
 	wantError(t, "bad URL", err, rpctypes.ErrGRPCMemberBadURLs)
 	r, err := cl.MemberUpdate(ctx, &pb.MemberUpdateRequest{ID: testMemberID, PeerURLs: []string{"http://127.0.0.1:7"}})
-	if err != nil || len(r.Members) != 1 || r.Members[0].PeerURLs[0] != "http://127.0.0.1:7" || r.Header.Revision != 0 {
+	if err != nil || len(r.Members) != 1 || r.Members[0].PeerURLs[0] != "http://127.0.0.1:7" ||
+		r.Header.Revision != 0 {
 		t.Error(r, err)
 	}
 	before := s.m.barriers.Load()
 	for _, linearizable := range []bool{false, true} {
 		if r, err := cl.MemberList(ctx, &pb.MemberListRequest{Linearizable: linearizable}); err != nil ||
-			r.Header.Revision != 0 || r.Header.MemberId != testMemberID || r.Members[0].ClientURLs[0] != "http://127.0.0.1:2379" {
+			r.Header.Revision != 0 || r.Header.MemberId != testMemberID ||
+			r.Members[0].ClientURLs[0] != "http://127.0.0.1:2379" {
 			t.Error(r, err)
 		}
 	}
@@ -182,7 +188,8 @@ func TestMemberAddWithPeers(t *testing.T) {
 	m.peers = true
 	cl, ctx := pb.NewClusterClient(serveMember(t, m).dial(t)), within(t)
 	r, err := cl.MemberAdd(ctx, &pb.MemberAddRequest{PeerURLs: []string{"http://b:2", " http://a:1"}, IsLearner: true})
-	if err != nil || len(r.Members) != 2 || strings.Join(r.Member.PeerURLs, ",") != "http://a:1,http://b:2" || !r.Member.IsLearner {
+	if err != nil || len(r.Members) != 2 || !r.Member.IsLearner ||
+		strings.Join(r.Member.PeerURLs, ",") != "http://a:1,http://b:2" {
 		t.Fatal(r, err)
 	}
 	_, err = cl.MemberAdd(ctx, &pb.MemberAddRequest{PeerURLs: []string{"http://c:1"}, IsLearner: true})
@@ -313,7 +320,7 @@ func TestAuth(t *testing.T) {
 		"root":              {get(asRoot, "b"), nil},
 		"authorization":     {get(as(ctx, "authorization", "Bearer "+alice), "a/1"), nil},
 		"lower-case bearer": {get(as(ctx, "authorization", "bearer "+alice), "a/1"), rpctypes.ErrGRPCInvalidAuthToken},
-		"token first":       {get(as(as(ctx, "token", "bad"), "authorization", alice), "a/1"), rpctypes.ErrGRPCInvalidAuthToken},
+		"token first":       {get(as(as(ctx, "token", "x"), "authorization", alice), "a/1"), rpctypes.ErrGRPCInvalidAuthToken},
 		"made-up token":     {get(as(ctx, "token", "abcdefghijklmnop.1"), "a/1"), rpctypes.ErrGRPCInvalidAuthToken},
 	} {
 		if c.want == nil && c.err != nil {
@@ -323,7 +330,8 @@ func TestAuth(t *testing.T) {
 		}
 	}
 	_, err = kv.Txn(asAlice, &pb.TxnRequest{
-		Compare: []*pb.Compare{{Key: []byte("secret")}}, Success: []*pb.RequestOp{opRange(&pb.RangeRequest{Key: []byte("a/1")})},
+		Compare: []*pb.Compare{{Key: []byte("secret")}},
+		Success: []*pb.RequestOp{opRange(&pb.RangeRequest{Key: []byte("a/1")})},
 	})
 	wantError(t, "read txn with a compare elsewhere", err, rpctypes.ErrGRPCPermissionDenied)
 	_, err = kv.Put(asAlice, &pb.PutRequest{Key: []byte("b")})
@@ -381,7 +389,8 @@ func TestWatchRefusals(t *testing.T) {
 	if r := w.next(); !r.Created || r.Canceled || r.WatchId != 1 {
 		t.Fatal(r)
 	}
-	if _, err := pb.NewKVClient(conn).Put(as(within(t), "token", alice), &pb.PutRequest{Key: []byte("a/1")}); err != nil {
+	_, err := pb.NewKVClient(conn).Put(as(within(t), "token", alice), &pb.PutRequest{Key: []byte("a/1")})
+	if err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -438,7 +447,8 @@ func TestCommonNameIdentity(t *testing.T) {
 		if err := get(conn, within(t), "any"); err != nil {
 			t.Errorf("%v: root's certificate: %v", protos, err)
 		}
-		wantError(t, "a token takes precedence", get(conn, as(within(t), "token", alice), "any"), rpctypes.ErrGRPCPermissionDenied)
+		wantError(t, "a token takes precedence", get(conn, as(within(t), "token", alice), "any"),
+			rpctypes.ErrGRPCPermissionDenied)
 		wantError(t, "gateway", get(conn, as(within(t), "grpcgateway-accept", "x"), "any"), rpctypes.ErrGRPCUserEmpty)
 		wantError(t, "unknown name", get(dial(unknown, protos...), within(t), "any"), rpctypes.ErrGRPCPermissionDenied)
 	}

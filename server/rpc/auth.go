@@ -27,7 +27,9 @@ type headed interface {
 }
 
 // authCall proposes r and returns its response with a header.
-func authCall[R headed](s *authServer, ctx context.Context, r *pb.InternalRaftRequest, set func(R, *pb.ResponseHeader)) (R, error) {
+func authCall[R headed](
+	s *authServer, ctx context.Context, r *pb.InternalRaftRequest, set func(R, *pb.ResponseHeader),
+) (R, error) {
 	var none R
 	res, err := s.propose(ctx, &wire.Request{Other: r}, propose.System)
 	if err != nil {

@@ -27,8 +27,9 @@ func benchmarkHot(b *testing.B, method string, kind callKind, m proto.Message, v
 		kv(fmt.Sprintf("k%03d", i))
 	}
 	serve := map[string]func(context.Context, *call) (*reply, error){"Range": s.serveRange, "Put": s.servePut}[method]
-	handle := s.hotUnary("/etcdserverpb.KV/"+method, kind, serve)
-	ctx := metadata.NewIncomingContext(context.Background(), metadata.Pairs("client-api-version", "3.7", ":authority", "x"))
+	handle := s.hotUnary(s.method("unary", "etcdserverpb.KV", method), kind, serve)
+	ctx := metadata.NewIncomingContext(context.Background(),
+		metadata.Pairs("client-api-version", "3.7", ":authority", "x"))
 	raw, err := proto.Marshal(m)
 	if err != nil {
 		b.Fatal(err)

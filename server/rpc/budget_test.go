@@ -236,7 +236,8 @@ func TestBudgetDeadline(t *testing.T) {
 		t.Error(err)
 	}
 	// A small answer is not counted.
-	if _, err := kv.Range(within(t), &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l"), CountOnly: true}); err != nil {
+	count := &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l"), CountOnly: true}
+	if _, err := kv.Range(within(t), count); err != nil {
 		t.Error(err)
 	}
 	all.abandon()

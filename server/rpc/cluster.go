@@ -150,7 +150,9 @@ func quorum(voters int) int { return voters/2 + 1 }
 // MemberRemove removes a member for ever.
 //
 // Rule: contract/client-api.md section 10.2.
-func (s *clusterServer) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (*pb.MemberRemoveResponse, error) {
+func (s *clusterServer) MemberRemove(
+	ctx context.Context, r *pb.MemberRemoveRequest,
+) (*pb.MemberRemoveResponse, error) {
 	if err := s.admin(ctx); err != nil {
 		return nil, err
 	}
@@ -193,7 +195,9 @@ func (s *clusterServer) mayRemove(id uint64) error {
 
 // MemberUpdate replaces the peer URLs of a member. The reference stores whatever it is sent; URLs that no
 // member could ever be reached at are refused here.
-func (s *clusterServer) MemberUpdate(ctx context.Context, r *pb.MemberUpdateRequest) (*pb.MemberUpdateResponse, error) {
+func (s *clusterServer) MemberUpdate(
+	ctx context.Context, r *pb.MemberUpdateRequest,
+) (*pb.MemberUpdateResponse, error) {
 	if err := s.admin(ctx); err != nil {
 		return nil, err
 	}
@@ -211,7 +215,9 @@ func (s *clusterServer) MemberUpdate(ctx context.Context, r *pb.MemberUpdateRequ
 // MemberPromote makes a learner a voter.
 //
 // Rule: contract/client-api.md section 10.4.
-func (s *clusterServer) MemberPromote(ctx context.Context, r *pb.MemberPromoteRequest) (*pb.MemberPromoteResponse, error) {
+func (s *clusterServer) MemberPromote(
+	ctx context.Context, r *pb.MemberPromoteRequest,
+) (*pb.MemberPromoteResponse, error) {
 	if err := s.admin(ctx); err != nil {
 		return nil, err
 	}

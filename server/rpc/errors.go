@@ -24,7 +24,8 @@ import (
 // Rule: contract/client-api.md section 3.1.
 var (
 	errTooManyRequests  = status.Error(codes.Unknown, "etcdserver: too many requests")
-	errNotEnoughStarted = status.Error(codes.Unknown, "etcdserver: re-configuration failed due to not enough started members")
+	errNotEnoughStarted = status.Error(codes.Unknown,
+		"etcdserver: re-configuration failed due to not enough started members")
 	errNoPasswordUser   = status.Error(codes.Unknown, auth.ErrNoPasswordUser.Error())
 	errNotPrimary       = status.Error(codes.Unknown, "not a primary lessor")
 	errTransferTimeout  = status.Error(codes.Unknown, "etcdserver: request timed out, leader transfer took too long")

@@ -99,7 +99,8 @@ func TestErrorTableBothWays(t *testing.T) {
 			t.Errorf("%v: not a status", row.client)
 			continue
 		}
-		if typed, ok := rpctypes.Error(row.client).(rpctypes.EtcdError); ok && st.Code() != codes.Unknown && typed.Code() != st.Code() {
+		typed, ok := rpctypes.Error(row.client).(rpctypes.EtcdError)
+		if ok && st.Code() != codes.Unknown && typed.Code() != st.Code() {
 			t.Errorf("%q has code %s on the wire, clients derive %s", st.Message(), st.Code(), typed.Code())
 		}
 	}

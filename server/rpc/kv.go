@@ -15,7 +15,8 @@ import (
 // hotServices describes KV and Watch, whose methods are all hot.
 func (s *Server) hotServices() []grpc.ServiceDesc {
 	unary := func(name string, kind callKind, serve func(context.Context, *call) (*reply, error)) grpc.MethodDesc {
-		return grpc.MethodDesc{MethodName: name, Handler: s.hotUnary("/etcdserverpb.KV/"+name, kind, serve)}
+		m := s.method("unary", pb.KV_ServiceDesc.ServiceName, name)
+		return grpc.MethodDesc{MethodName: name, Handler: s.hotUnary(m, kind, serve)}
 	}
 	stream := func(serve func(grpc.ServerStream) error) grpc.StreamHandler {
 		return func(_ any, ss grpc.ServerStream) error { return serve(ss) }

@@ -97,7 +97,9 @@ func TestHeaders(t *testing.T) {
 	kv := s.kv(t)
 	check := func(what string, h *pb.ResponseHeader, revision int64) {
 		t.Helper()
-		want := &pb.ResponseHeader{ClusterId: testClusterID, MemberId: testMemberID, RaftTerm: testTerm, Revision: revision}
+		want := &pb.ResponseHeader{
+			ClusterId: testClusterID, MemberId: testMemberID, RaftTerm: testTerm, Revision: revision,
+		}
 		if !proto.Equal(h, want) {
 			t.Errorf("%s: header %v, want %v", what, h, want)
 		}
@@ -162,13 +164,16 @@ func TestValidation(t *testing.T) {
 		want error
 	}{
 		{"range without key", rng(&pb.RangeRequest{}), rpctypes.ErrGRPCEmptyKey},
-		{"BC-01 sort target 99", rng(&pb.RangeRequest{Key: a, SortOrder: 1, SortTarget: 99}), rpctypes.ErrGRPCInvalidSortOption},
+		{"BC-01 sort target 99", rng(&pb.RangeRequest{Key: a, SortOrder: 1, SortTarget: 99}),
+			rpctypes.ErrGRPCInvalidSortOption},
 		{"BC-01 sort order 7", rng(&pb.RangeRequest{Key: a, SortOrder: 7}), rpctypes.ErrGRPCInvalidSortOption},
 		{"BC-01 negative sort order", rng(&pb.RangeRequest{Key: a, SortOrder: -1}), rpctypes.ErrGRPCInvalidSortOption},
 		{"BC-01 in a txn", txn(opRange(&pb.RangeRequest{Key: a, SortTarget: 99})), rpctypes.ErrGRPCInvalidSortOption},
 		{"put without key", put(&pb.PutRequest{Value: a}), rpctypes.ErrGRPCEmptyKey},
-		{"BC-06 value provided", put(&pb.PutRequest{Key: a, Value: a, IgnoreValue: true}), rpctypes.ErrGRPCValueProvided},
-		{"BC-06 lease provided", put(&pb.PutRequest{Key: a, Lease: 1, IgnoreLease: true}), rpctypes.ErrGRPCLeaseProvided},
+		{"BC-06 value provided", put(&pb.PutRequest{Key: a, Value: a, IgnoreValue: true}),
+			rpctypes.ErrGRPCValueProvided},
+		{"BC-06 lease provided", put(&pb.PutRequest{Key: a, Lease: 1, IgnoreLease: true}),
+			rpctypes.ErrGRPCLeaseProvided},
 		{"BC-06 key not found", put(&pb.PutRequest{Key: a, IgnoreValue: true}), rpctypes.ErrGRPCKeyNotFound},
 		{"unknown lease", put(&pb.PutRequest{Key: a, Lease: 99}), rpctypes.ErrGRPCLeaseNotFound},
 		{"BC-13 128 ops", txn(puts(128)...), nil},
@@ -233,7 +238,9 @@ func TestReadOnlyTxnRoutes(t *testing.T) {
 			t.Errorf("%s: %d proposals and %d barriers, want %d and %d", what, p, b, proposed, barriers)
 		}
 	}
-	step("linearizable reads", &pb.TxnRequest{Success: []*pb.RequestOp{opRange(&pb.RangeRequest{Key: []byte("a")})}}, 0, 1)
+	step("linearizable reads", &pb.TxnRequest{Success: []*pb.RequestOp{
+		opRange(&pb.RangeRequest{Key: []byte("a")}),
+	}}, 0, 1)
 	step("serializable reads", &pb.TxnRequest{Success: []*pb.RequestOp{
 		opRange(&pb.RangeRequest{Key: []byte("a"), Serializable: true}),
 	}}, 0, 0)

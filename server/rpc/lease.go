@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"slices"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -170,15 +171,31 @@ func (s *leaseServer) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest)
 	return out, nil
 }
 
-// askLeader runs a call that only the leader answers, for the request timeout at most.
+// leaderPolls is how often per election timeout a lease call looks whether there is a leader again.
+const leaderPolls = 10
+
+// askLeader runs a call that only the leader answers. While there is no leader it is tried again, for the request
+// timeout at most.
 func (s *Server) askLeader(ctx context.Context, call func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, s.cfg.RequestTimeout)
 	defer cancel()
-	err := call(limited)
-	if err != nil && ctx.Err() == nil && limited.Err() != nil {
-		return rpctypes.ErrGRPCNoLeader
+	for {
+		err := call(limited)
+		waits := errors.Is(err, expire.ErrNotPrimary) && s.m.Leader() == 0
+		if waits {
+			select {
+			case <-time.After(s.cfg.ElectionTimeout / leaderPolls):
+				continue
+			case <-s.m.Done():
+				return propose.ErrStopped
+			case <-limited.Done():
+			}
+		}
+		if err != nil && ctx.Err() == nil && limited.Err() != nil {
+			return rpctypes.ErrGRPCNoLeader
+		}
+		return err
 	}
-	return err
 }
 
 // serveKeepAlive answers renewals in the order in which they come. The end of the client's requests ends the

@@ -73,7 +73,8 @@ func Listen(ctx context.Context, cfg ListenConfig) (endpoints []*Endpoint, err e
 			return err
 		}
 		if secure && cfg.TLS == nil {
-			return fmt.Errorf("TLS key/cert (--cert-file, --key-file) must be provided for client url %s with HTTPS scheme", u.String())
+			return fmt.Errorf(
+				"TLS key/cert (--cert-file, --key-file) must be provided for client url %s with HTTPS scheme", u.String())
 		}
 		e := byAddress[network+"://"+address]
 		if e == nil {

@@ -152,7 +152,8 @@ func (s *maintenanceServer) Snapshot(_ *pb.SnapshotRequest, ss grpc.ServerStream
 		left -= int64(n)
 		sum.Write(blob[:n])
 		// Send encodes the message before it returns, so that the blob may be used again.
-		if err := ss.Send(&pb.SnapshotResponse{RemainingBytes: uint64(left), Blob: blob[:n], Version: version}); err != nil {
+		m := &pb.SnapshotResponse{RemainingBytes: uint64(left), Blob: blob[:n], Version: version}
+		if err := ss.Send(m); err != nil {
 			return err
 		}
 	}

@@ -134,7 +134,9 @@ func (m *testMember) bootstrap(t testing.TB, learner bool) {
 }
 
 // submit applies one entry and returns its result.
-func (m *testMember) submit(ctx context.Context, typ raftpb.EntryType, encode func(id uint64) []byte) (wire.Result, error) {
+func (m *testMember) submit(
+	ctx context.Context, typ raftpb.EntryType, encode func(id uint64) []byte,
+) (wire.Result, error) {
 	if err := ctx.Err(); err != nil {
 		return wire.Result{}, err
 	}
@@ -243,6 +245,9 @@ func (m *testMember) Renew(_ context.Context, id int64) (int64, error) {
 }
 
 func (m *testMember) TimeToLive(_ context.Context, id int64) (granted, remaining int64, err error) {
+	if m.Leader() != testMemberID {
+		return 0, 0, expire.ErrNotPrimary
+	}
 	v := m.View()
 	defer v.Release()
 	l, ok := v.Leases.Get(id)

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -104,7 +105,8 @@ func (o *outcome) observe(took time.Duration, err error) {
 	}
 	h := o.found[i].Load()
 	if h == nil {
-		fresh := o.vec.WithLabelValues(append(o.labels[:len(o.labels):len(o.labels)], strconv.FormatBool(err == nil))...)
+		labels := append(slices.Clip(o.labels), strconv.FormatBool(err == nil))
+		fresh := o.vec.WithLabelValues(labels...)
 		h = &fresh
 		o.found[i].Store(h)
 	}

@@ -35,23 +35,25 @@ func learnerRules() map[string]learnerRule {
 
 // describe notes the methods of a service and presets their metrics.
 func (s *Server) describe(d *grpc.ServiceDesc) {
-	add := func(kind, name string) {
-		full := "/" + d.ServiceName + "/" + name
-		if s.methods[full] != nil {
-			return // another grpc server has the same services
-		}
-		s.methods[full] = &method{
-			name: full, meters: s.cfg.Metrics.RPC(kind, d.ServiceName, name), learner: learnerRules()[full],
-		}
-	}
 	for _, m := range d.Methods {
-		add("unary", m.MethodName)
+		s.method("unary", d.ServiceName, m.MethodName)
 	}
 	for _, m := range d.Streams {
 		kind := "server_stream"
 		if m.ClientStreams {
 			kind = "bidi_stream"
 		}
-		add(kind, m.StreamName)
+		s.method(kind, d.ServiceName, m.StreamName)
 	}
+}
+
+// method returns what is known of an RPC; the first call makes it. It is called before anything is served.
+func (s *Server) method(kind, service, name string) *method {
+	full := "/" + service + "/" + name
+	m := s.methods[full]
+	if m == nil {
+		m = &method{name: full, meters: s.cfg.Metrics.RPC(kind, service, name), learner: learnerRules()[full]}
+		s.methods[full] = m
+	}
+	return m
 }

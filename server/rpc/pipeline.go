@@ -26,7 +26,9 @@ const (
 
 // admit makes the checks that every RPC passes, in the order of client-api.md 2.1. serializable is whether the
 // request is a serializable Range. hasLeader is whether the client insists on a leader.
-func (s *Server) admit(ctx context.Context, m *method, kind requestKind, serializable bool) (hasLeader bool, err error) {
+func (s *Server) admit(
+	ctx context.Context, m *method, kind requestKind, serializable bool,
+) (hasLeader bool, err error) {
 	v := s.m.View()
 	version, learner := v.Members.ClusterVersion(), v.Members.IsLearner()
 	v.Release()
@@ -69,7 +71,9 @@ func (s *Server) capable(version string) bool {
 }
 
 // unary is the interceptor of the generated unary handlers.
-func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (s *Server) unary(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
 	m, start := s.methods[info.FullMethod], s.cfg.Now()
 	m.meters.Started.Add(1)
 	m.meters.Received.Add(1)
@@ -102,7 +106,7 @@ func (s *Server) finish(ctx context.Context, m *method, start time.Time, err err
 // hotUnary is the method handler of a hot unary RPC: what the generated handler and the interceptor do
 // together, without a message that is decoded twice, a closure per call or a boxed info.
 func (s *Server) hotUnary(
-	full string, kind callKind, serve func(context.Context, *call) (*reply, error),
+	m *method, kind callKind, serve func(context.Context, *call) (*reply, error),
 ) func(any, context.Context, func(any) error, grpc.UnaryServerInterceptor) (any, error) {
 	return func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 		c := s.calls.Get().(*call)
@@ -114,7 +118,7 @@ func (s *Server) hotUnary(
 		if err := decode(c); err != nil {
 			return nil, err
 		}
-		m, start := s.methods[full], s.cfg.Now()
+		start := s.cfg.Now()
 		m.meters.Started.Add(1)
 		m.meters.Received.Add(1)
 		_, err := s.admit(ctx, m, unaryRequest, kind == callRange && c.rng.Serializable)

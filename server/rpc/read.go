@@ -143,7 +143,9 @@ func (s *Server) serveRangeStream(ss grpc.ServerStream) error {
 	if err != nil {
 		return err
 	}
-	st := &rangeStream{req: &c.rng, who: who, revision: v.KV.Revision(), pinned: c.rng.Revision, keysMax: streamKeysMin}
+	st := &rangeStream{
+		req: &c.rng, who: who, revision: v.KV.Revision(), pinned: c.rng.Revision, keysMax: streamKeysMin,
+	}
 	if st.pinned <= 0 {
 		st.pinned = st.revision
 	}

@@ -55,7 +55,8 @@ func (s *Server) Serve(ctx context.Context, endpoints []*Endpoint, handler http.
 	run := func(serve func() error) {
 		running.Go(func() error {
 			err := serve()
-			if errors.Is(err, grpc.ErrServerStopped) || errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
+			if errors.Is(err, grpc.ErrServerStopped) || errors.Is(err, http.ErrServerClosed) ||
+				errors.Is(err, net.ErrClosed) {
 				err = nil
 			}
 			if err != nil {

@@ -107,7 +107,8 @@ func (a *authority) issue(name string, hosts ...string) tls.Certificate {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	cert, err := tls.LoadX509KeyPair(a.write(name+".pem", "CERTIFICATE", der), a.write(name+"-key.pem", "EC PRIVATE KEY", keyDER))
+	certFile := a.write(name+".pem", "CERTIFICATE", der)
+	cert, err := tls.LoadX509KeyPair(certFile, a.write(name+"-key.pem", "EC PRIVATE KEY", keyDER))
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -200,7 +201,9 @@ func rangeOver(t *testing.T, c net.Conn) error {
 // handshakenClient lets a gRPC client use a connection as it is.
 type handshakenClient struct{ handshaken }
 
-func (handshakenClient) ClientHandshake(_ context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (handshakenClient) ClientHandshake(
+	_ context.Context, _ string, raw net.Conn,
+) (net.Conn, credentials.AuthInfo, error) {
 	return raw, authInfo{conn: &clientConn{}}, nil
 }
 
@@ -526,7 +529,9 @@ func TestClientCertificates(t *testing.T) {
 	good, revoked := a.issue("good", "client.example"), a.issue("revoked", "client.example")
 	crl, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
 		Number: big.NewInt(1), NextUpdate: time.Now().Add(time.Hour),
-		RevokedCertificateEntries: []x509.RevocationListEntry{{SerialNumber: revoked.Leaf.SerialNumber, RevocationTime: time.Now()}},
+		RevokedCertificateEntries: []x509.RevocationListEntry{
+			{SerialNumber: revoked.Leaf.SerialNumber, RevocationTime: time.Now()},
+		},
 	}, a.cert, a.key)
 	if err != nil {
 		t.Fatal(err)
@@ -543,7 +548,9 @@ func TestClientCertificates(t *testing.T) {
 		return newServer(t, withTLS(a.server(o)), func(c *Config, _ *ListenConfig) { c.Logger = zap.New(core) })
 	}
 	try := func(s *testServer, certs ...tls.Certificate) error {
-		c, err := tls.Dial("tcp", s.address, &tls.Config{RootCAs: a.pool, Certificates: certs, NextProtos: []string{"http/1.1"}})
+		c, err := tls.Dial("tcp", s.address, &tls.Config{
+			RootCAs: a.pool, Certificates: certs, NextProtos: []string{"http/1.1"},
+		})
 		if err != nil {
 			return err
 		}
@@ -559,7 +566,9 @@ func TestClientCertificates(t *testing.T) {
 	if err := try(s, good); err != nil {
 		t.Error(err)
 	}
-	lists := serve(func(o *TLSOptions) { o.CRLFile, o.AllowedHostnames = crlFile, []string{"other", "client.example"} })
+	lists := serve(func(o *TLSOptions) {
+		o.CRLFile, o.AllowedHostnames = crlFile, []string{"other", "client.example"}
+	})
 	if err := try(lists, good); err != nil {
 		t.Error(err)
 	}
@@ -630,7 +639,8 @@ func TestLocalConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := pb.NewKVClient(conn).Put(within(t), &pb.PutRequest{Key: []byte("a"), Value: make([]byte, 1<<20)}); err != nil {
+	put := &pb.PutRequest{Key: []byte("a"), Value: make([]byte, 1<<20)}
+	if _, err := pb.NewKVClient(conn).Put(within(t), put); err != nil {
 		t.Fatal(err)
 	}
 	r, err := pb.NewKVClient(conn).Range(within(t), &pb.RangeRequest{Key: []byte("a")})
@@ -663,7 +673,8 @@ func TestClientVersionHeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	io.Copy(io.Discard, resp.Body)
-	code, text := resp.Header.Get("Grpc-Status")+resp.Trailer.Get("Grpc-Status"), resp.Header.Get("Grpc-Message")+resp.Trailer.Get("Grpc-Message")
+	code := resp.Header.Get("Grpc-Status") + resp.Trailer.Get("Grpc-Status")
+	text := resp.Header.Get("Grpc-Message") + resp.Trailer.Get("Grpc-Message")
 	if code != "3" || text != "etcdserver: invalid client api version" {
 		t.Errorf("FF FE: status %q %q", code, text)
 	}
@@ -707,8 +718,8 @@ func TestHealthService(t *testing.T) {
 func TestUnknownMethods(t *testing.T) {
 	conn := newServer(t).dial(t)
 	for method, want := range map[string]string{
-		"/etcdserverpb.KV/X": "unknown method X for service etcdserverpb.KV",
-		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": "unknown service grpc.reflection.v1.ServerReflection",
+		"/etcdserverpb.KV/X":                        "unknown method X for service etcdserverpb.KV",
+		"/grpc.reflection.v1.ServerReflection/Info": "unknown service grpc.reflection.v1.ServerReflection",
 	} {
 		err := conn.Invoke(within(t), method, &pb.RangeRequest{}, &pb.RangeResponse{})
 		wantError(t, method, err, status.Error(codes.Unimplemented, want))

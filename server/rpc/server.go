@@ -94,7 +94,9 @@ func (s *Server) newGRPC(workers int, extra ...grpc.ServerOption) *grpc.Server {
 func (s *Server) plainKeepAlive() []grpc.ServerOption {
 	var opts []grpc.ServerOption
 	if s.cfg.KeepAliveMinTime > 0 {
-		opts = append(opts, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: s.cfg.KeepAliveMinTime}))
+		opts = append(opts, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
+			MinTime: s.cfg.KeepAliveMinTime,
+		}))
 	}
 	return append(opts, s.serverPings()...)
 }

@@ -55,7 +55,7 @@ func (w *watcher) next() *pb.WatchResponse {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if r.Header.GetClusterId() != testClusterID || r.Header.GetMemberId() != testMemberID || r.Header.GetRaftTerm() != testTerm {
+	if h := r.Header; h.GetClusterId() != testClusterID || h.GetMemberId() != testMemberID || h.GetRaftTerm() != testTerm {
 		w.t.Errorf("header %v", r.Header)
 	}
 	return r
@@ -165,7 +165,8 @@ func TestWatchFailedCreates(t *testing.T) {
 	w.create(&pb.WatchCreateRequest{Key: []byte("a")})
 	reasons := []string{"etcdserver: mvcc: required revision has been compacted", "mvcc: watcher range is empty"}
 	for _, reason := range reasons {
-		if r := w.next(); !r.Created || !r.Canceled || r.WatchId != -1 || r.CancelReason != reason || r.CompactRevision != 0 {
+		r := w.next()
+		if !r.Created || !r.Canceled || r.WatchId != -1 || r.CancelReason != reason || r.CompactRevision != 0 {
 			t.Error(r)
 		}
 	}
@@ -271,6 +272,55 @@ func TestKeepAlive(t *testing.T) {
 	}
 }
 
+// Without a leader lease calls wait for one, and give up after the request timeout (client-api.md 2.5).
+func TestLeasesWithoutLeader(t *testing.T) {
+	s := newServer(t, func(c *Config, _ *ListenConfig) {
+		c.ElectionTimeout, c.RequestTimeout = 10*time.Millisecond, 300*time.Millisecond
+	})
+	leases, ctx := pb.NewLeaseClient(s.dial(t)), within(t)
+	s.m.leader.Store(0)
+	_, err := leases.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: 5})
+	wantError(t, "no leader", err, rpctypes.ErrGRPCNoLeader)
+	time.AfterFunc(50*time.Millisecond, func() { s.m.leader.Store(testMemberID) })
+	if r, err := leases.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: 5}); err != nil || r.TTL != -1 {
+		t.Error(r, err)
+	}
+	s.m.leader.Store(7)
+	ka, err := leases.LeaseKeepAlive(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ka.Send(&pb.LeaseKeepAliveRequest{ID: 5}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = ka.Recv()
+	wantError(t, "leader that cannot confirm", err, errNotPrimary)
+}
+
+// A compaction that passes the pinned revision ends a RangeStream (client-api.md 6.3).
+func TestRangeStreamCompacted(t *testing.T) {
+	s := newServer(t)
+	fill(t, s, 60)
+	kv, ctx := s.kv(t), within(t)
+	stream, err := kv.RangeStream(ctx, &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil { // the rest waits for the client's window
+		t.Fatal(err)
+	}
+	if _, err := kv.Put(ctx, &pb.PutRequest{Key: []byte("x")}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kv.Compact(ctx, &pb.CompactionRequest{Revision: 62}); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	wantError(t, "stream", err, rpctypes.ErrGRPCCompacted)
+}
+
 // The hand-written decoders of streams agree with the generated ones.
 func FuzzWatchRequest(f *testing.F) {
 	for _, r := range []*pb.WatchRequest{
@@ -323,7 +373,8 @@ func checkCreate(t *testing.T, got *watchRequest, want *pb.WatchCreateRequest) {
 	}
 	c := &got.create
 	if got.kind != watchCreate || !bytes.Equal(c.Key, want.Key) || !bytes.Equal(c.End, want.RangeEnd) ||
-		c.Start != want.StartRevision || c.ID != want.WatchId || c.PrevKV != want.PrevKv || c.Fragment != want.Fragment ||
+		c.Start != want.StartRevision || c.ID != want.WatchId || c.PrevKV != want.PrevKv ||
+		c.Fragment != want.Fragment ||
 		c.ProgressNotify != want.ProgressNotify || c.NoPut != noPut || c.NoDelete != noDelete {
 		t.Fatalf("%+v, want %v", got, want)
 	}
