@@ -134,7 +134,8 @@ func compare(ctx context.Context, o options, ours, theirs *target) error {
 		fmt.Fprintf(os.Stderr, "pair %d of %d\r", pair+1, o.pairs)
 	}
 	fmt.Fprint(os.Stderr, strings.Repeat(" ", 20)+"\r")
-	fmt.Printf("%s, %d clients on %d connections, %d-byte values, %d pairs\n\n", o.workload, o.clients, o.conns, o.size, o.pairs)
+	fmt.Printf("%s, %d clients on %d connections, %d-byte values, %d pairs\n\n",
+		o.workload, o.clients, o.conns, o.size, o.pairs)
 	printResults([]string{"sluice", "etcd"}, []result{medianOf(a), medianOf(b)})
 	ratio := func(of func(result) float64) float64 {
 		var rs []float64
@@ -143,7 +144,8 @@ func compare(ctx context.Context, o options, ours, theirs *target) error {
 		}
 		return median(rs)
 	}
-	fmt.Printf("\netcd / sluice, median of pairs: CPU per operation %.2f, p50 %.2f, p99 %.2f; sluice / etcd: throughput %.2f\n",
+	fmt.Printf("\netcd / sluice, median of pairs: CPU per operation %.2f, p50 %.2f, p99 %.2f; "+
+		"sluice / etcd: throughput %.2f\n",
 		ratio(func(r result) float64 { return r.cpuMicros }), ratio(func(r result) float64 { return r.p50 }),
 		ratio(func(r result) float64 { return r.p99 }), 1/ratio(func(r result) float64 { return r.rate }))
 	return nil

@@ -13,13 +13,14 @@ import (
 	"sluice/stages/wire"
 )
 
-// Why a member cannot be founded. The texts of the first ones are etcd's.
+// Why a member cannot be founded.
 var (
-	errNoLocalName = errors.New("couldn't find local name in the initial cluster configuration")
 	// ErrOneMember: this build serves clusters of one member.
-	ErrOneMember = errors.New("clusters of several members are not served by this version: --initial-cluster must name this member only")
+	ErrOneMember = errors.New("clusters of several members are not served by this version: " +
+		"--initial-cluster must name this member only")
 	// ErrNoJoin: this build cannot join a running cluster.
-	ErrNoJoin = errors.New("joining an existing cluster is not served by this version: start with --initial-cluster-state=new, or from a data directory")
+	ErrNoJoin = errors.New("joining an existing cluster is not served by this version: " +
+		"start with --initial-cluster-state=new, or from a data directory")
 )
 
 // founding is the membership that an empty log begins with.
@@ -59,7 +60,8 @@ func (c *Config) found() (founding, error) {
 	f := founding{}
 	var ids []uint64
 	for _, name := range order {
-		m := members.Member{ID: members.MemberID(byName[name], c.InitialClusterToken), Name: name, PeerURLs: sorted(byName[name])}
+		urls := sorted(byName[name])
+		m := members.Member{ID: members.MemberID(urls, c.InitialClusterToken), Name: name, PeerURLs: urls}
 		f.members = append(f.members, m)
 		ids = append(ids, m.ID)
 		if name == c.Name {

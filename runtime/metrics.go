@@ -37,7 +37,8 @@ func (m *Member) persistMetrics() persist.Metrics {
 func (m *Member) proposeMetrics() propose.Metrics {
 	x := m.cfg.Metrics
 	return propose.Metrics{
-		Pending: x.ProposalsPending, Failed: x.ProposalsFailed, SlowReads: x.SlowReadIndexes, FailedReads: x.ReadIndexesFailed,
+		Pending: x.ProposalsPending, Failed: x.ProposalsFailed,
+		SlowReads: x.SlowReadIndexes, FailedReads: x.ReadIndexesFailed,
 	}
 }
 
@@ -52,7 +53,8 @@ func (m *Member) replicateMetrics() replicate.Metrics {
 func (m *Member) storeMetrics() mvcc.Metrics {
 	x := m.cfg.Metrics
 	return mvcc.Metrics{
-		Puts: x.Puts, Deletes: x.Deletes, Txns: x.Txns, Ranges: x.Ranges, PutBytes: x.PutBytes, CompactionKeys: x.CompactedKeys,
+		Puts: x.Puts, Deletes: x.Deletes, Txns: x.Txns, Ranges: x.Ranges,
+		PutBytes: x.PutBytes, CompactionKeys: x.CompactedKeys,
 	}
 }
 
@@ -80,7 +82,8 @@ func (m *Member) applyMetrics() apply.Metrics {
 func (m *Member) watchMetrics() watch.Metrics {
 	x := m.cfg.Metrics
 	return watch.Metrics{
-		Streams: x.WatchStreams, Watchers: x.Watchers, SlowWatchers: x.SlowWatchers, PendingEvents: x.PendingEvents, Events: x.Events,
+		Streams: x.WatchStreams, Watchers: x.Watchers, SlowWatchers: x.SlowWatchers,
+		PendingEvents: x.PendingEvents, Events: x.Events,
 	}
 }
 

@@ -133,7 +133,8 @@ func (m *Member) publish(ctx context.Context) error {
 		case err == nil && result.Err == nil:
 			m.log.Info("published local member to cluster through raft",
 				zap.String("local-member-id", hex(m.boot.local)),
-				zap.String("local-member-attributes", fmt.Sprintf("{Name:%s ClientURLs:%v}", m.cfg.Name, m.cfg.AdvertiseClientURLs)),
+				zap.String("local-member-attributes",
+					fmt.Sprintf("{Name:%s ClientURLs:%v}", m.cfg.Name, m.cfg.AdvertiseClientURLs)),
 				zap.String("cluster-id", hex(m.boot.cluster)), zap.Duration("publish-timeout", m.cfg.requestTimeout()))
 			if err := m.decideVersion(ctx); err != nil {
 				return err

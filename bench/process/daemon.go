@@ -173,7 +173,8 @@ func (d *Daemon) Etcdctl(ctx context.Context, stdin string, args ...string) (str
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(ctx, t.Etcdctl, append([]string{"--endpoints=" + strings.TrimPrefix(d.Client, "http://")}, args...)...)
+	endpoint := "--endpoints=" + strings.TrimPrefix(d.Client, "http://")
+	cmd := exec.CommandContext(ctx, t.Etcdctl, append([]string{endpoint}, args...)...)
 	cmd.Stdin = strings.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -58,7 +58,9 @@ func buildOracle() (Tools, error) {
 		return Tools{}, fmt.Errorf("make a folder for the reference: %w", err)
 	}
 	for path, pkg := range map[string]string{
-		t.Etcd: "go.etcd.io/etcd/server/v3", t.Etcdctl: "go.etcd.io/etcd/etcdctl/v3", t.Etcdutl: "go.etcd.io/etcd/etcdutl/v3",
+		t.Etcd:    "go.etcd.io/etcd/" + "server/v3",
+		t.Etcdctl: "go.etcd.io/etcd/etcdctl/v3",
+		t.Etcdutl: "go.etcd.io/etcd/etcdutl/v3",
 	} {
 		_, err := os.Stat(path)
 		if err == nil {
