@@ -138,6 +138,12 @@ func (h historyView) Get(key []byte, rev int64) ([]byte, bool) { return h.v.KV.G
 // expireOut is where expire's decisions go: the revoker, which may wait for propose in its place.
 type expireOut struct{ m *Member }
 
+// standing is what expire asks before it renews or revokes: a leader that has stepped down without hearing of
+// a successor may not, however fresh its clock.
+type standing struct{ m *Member }
+
+func (s standing) Fresh() bool { return s.m.leaderTerm() != 0 && s.m.replicate.Fresh() }
+
 // revocation is one order to the revoker: leases to revoke, or checkpoints.
 type revocation struct {
 	term        uint64

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -66,8 +69,9 @@ type Member struct {
 	noSpace  chan struct{} // capacity 1: apply asks for the NOSPACE alarm
 	ready    chan struct{} // closed when the member is published in its cluster
 	stopping chan struct{} // closed when Stop begins or a stage has failed
-	stopped  chan struct{} // closed when everything has ended
 	stop     stopOnce
+	ending   sync.Once // the first Stop ends the member
+	outcome  error     // of ending
 }
 
 // meters are the stages' histograms.
@@ -101,7 +105,7 @@ func New(cfg Config) (*Member, error) {
 	m := &Member{
 		cfg: cfg, log: cfg.Logger, meters: newMeters(), tokens: cfg.tokens(), started: time.Now(),
 		applied: newAppliedIndex(), noSpace: make(chan struct{}, 1),
-		ready: make(chan struct{}), stopping: make(chan struct{}), stopped: make(chan struct{}),
+		ready: make(chan struct{}), stopping: make(chan struct{}),
 	}
 	var err error
 	if m.boot, err = cfg.open(m.backendMetrics(), m.meters); err != nil {
@@ -199,7 +203,7 @@ func (m *Member) buildReaders(view *apply.View) {
 		WindowBytes: m.cfg.WindowBytes, Now: time.Now, Metrics: m.watchMetrics(), Meter: m.meters.watch,
 	})
 	m.expire = expire.New(expire.Config{
-		In: m.expireIn.Receiver(), Self: m.expireIn.Sender(mailbox.Wait), Out: expireOut{m}, Standing: m.replicate,
+		In: m.expireIn.Receiver(), Self: m.expireIn.Sender(mailbox.Wait), Out: expireOut{m}, Standing: standing{m},
 		ElectionTimeout: m.cfg.Election, RequestTimeout: m.cfg.requestTimeout(), RevokeRate: m.cfg.RevokesPerSecond,
 		Checkpoint: m.cfg.LeaseCheckpoint, Metrics: m.expireMetrics(), Meter: m.meters.expire,
 	})
@@ -245,31 +249,51 @@ func (m *Member) failed() {
 
 // Stop ends the member in order: what was proposed is applied and made durable. It returns when everything
 // has ended, with the error of the stage that failed if one did. ctx bounds the orderly part; when it ends,
-// the rest is cut off, which loses nothing that was acknowledged.
+// the rest is cut off, which loses nothing that was acknowledged. A stage that even then does not end,
+// because the disk does not return from a call, is left behind and named in the error: nothing can be done
+// about it but to end the process. A second call waits for the first and returns the same.
 func (m *Member) Stop(ctx context.Context) error {
 	m.stop.begin(m.stopping)
+	m.ending.Do(func() { m.outcome = m.end(ctx) })
+	return m.outcome
+}
+
+// cutPatience is how long loops may take to end once their context has.
+const cutPatience = 5 * time.Second
+
+func (m *Member) end(ctx context.Context) error {
 	if m.loops == nil {
 		m.Abandon()
 		return nil
 	}
-	defer close(m.stopped)
 	err := m.drain(ctx)
+	keep := "backend" // it ends with its Close
 	if err != nil || m.loops.err() != nil {
 		m.loops.cancel(errors.New("the member is stopped"))
+		keep = ""
 	}
 	m.propose.Abandon()
-	m.loops.awaitAllBut("backend")
-	m.apply.Close()
-	if closed := m.backend.Close(); err == nil && closed != nil && m.loops.err() == nil {
-		err = closed
+	stuck := m.loops.settle(cutPatience, keep)
+	if !slices.Contains(stuck, "apply") && !slices.Contains(stuck, "backend") {
+		m.apply.Close()
+		if closed := m.backend.Close(); err == nil && closed != nil && m.loops.err() == nil {
+			err = closed
+		}
 	}
-	m.loops.loops.Wait()
+	if len(stuck) == 0 {
+		m.loops.loops.Wait()
+	} else {
+		err = &StageError{Stage: stuck[0], Err: fmt.Errorf("%w: %s", ErrStuck, strings.Join(stuck, ", "))}
+	}
 	if failure := m.loops.err(); failure != nil {
 		return failure
 	}
 	m.loops.cancel(nil)
 	return err
 }
+
+// ErrStuck is the end of a member whose disk does not return from a call.
+var ErrStuck = errors.New("not ended, the disk does not answer")
 
 // drain closes mailbox after mailbox in the order of the data, and waits for each stage to end.
 func (m *Member) drain(ctx context.Context) error {
