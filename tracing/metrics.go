@@ -194,7 +194,7 @@ func (m *Metrics) newStore(b builder) {
 	m.ApplyDuration = b.histogramVec("etcd_server_apply_duration_seconds",
 		"The latency distributions of v2 apply called by backend.", 0.0001, 2, 20, "version", "op", "success")
 	m.RangeDuration = b.histogramVec("etcd_server_range_duration_seconds",
-		"The latency distributions of ranges executed by this member.", 0.0001, 2, 20, "success")
+		"The latency distributions of txn.Range", 0.0001, 2, 20, "success")
 	m.SlowApply = b.counter("etcd_server_slow_apply_total",
 		"The total number of slow apply requests (likely overloaded from slow disk).")
 	m.SnapshotApplyInProgress = b.gauge("etcd_server_snapshot_apply_in_progress_total",
