@@ -285,21 +285,27 @@ func (p *plan) flat() (ops []wire.RequestOp) {
 func (m *model) txn(r *wire.TxnRequest) (*pb.TxnResponse, error) {
 	p := m.plan(r)
 	var deletes []*wire.DeleteRangeRequest
+	var late error
 	for _, op := range p.flat() {
 		var err error
 		switch {
 		case op.Range != nil:
 			err = m.check(op.Range.Revision)
 		case op.Put != nil:
-			err = m.checkPut(op.Put, func(k string) bool {
-				return slices.ContainsFunc(deletes, func(d *wire.DeleteRangeRequest) bool { return inSpan(k, d.Key, d.RangeEnd) })
-			})
+			if err = m.checkPut(op.Put, func(string) bool { return false }); err == nil {
+				late = cmp.Or(late, m.checkPut(op.Put, func(k string) bool {
+					return slices.ContainsFunc(deletes, func(d *wire.DeleteRangeRequest) bool { return inSpan(k, d.Key, d.RangeEnd) })
+				}))
+			}
 		case op.Delete != nil:
 			deletes = append(deletes, op.Delete)
 		}
 		if err != nil {
 			return nil, err
 		}
+	}
+	if late != nil {
+		return nil, late
 	}
 	return m.run(p), nil
 }

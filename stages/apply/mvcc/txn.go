@@ -33,6 +33,7 @@ type txn struct {
 	path  []bool // the outcome of each transaction's compares, in the order in which the path meets them
 	step  int    // how far a walk along path has come
 	gone  []span // check: what earlier operations will have deleted
+	late  error  // check: found on the way, for when nothing else is wrong
 	out   buffer
 	count counts
 }
@@ -43,7 +44,7 @@ func (s *Store) Txn(r *wire.TxnRequest) (Result, error) {
 	t := txn{st: &s.state, store: s, path: s.path[:0], out: buffer(s.scratch[:0])}
 	t.decide(r)
 	s.path = t.path
-	if err := t.check(r); err != nil {
+	if err := cmp.Or(t.check(r), t.late); err != nil {
 		return Result{Revision: s.rev}, err
 	}
 	before := s.counts
@@ -152,7 +153,8 @@ func (t *txn) check(r *wire.TxnRequest) error {
 }
 
 // checkPut also refuses to keep the value or lease of a key that an earlier operation will have deleted. It
-// cannot be refused later, in the middle of the writes, where etcd ends its process.
+// cannot be refused later, in the middle of the writes, where etcd ends its process. Whatever etcd refuses
+// the transaction for comes first.
 func (t *txn) checkPut(r *wire.PutRequest) error {
 	if t.store == nil {
 		panic("mvcc: put in a read-only transaction")
@@ -163,7 +165,7 @@ func (t *txn) checkPut(r *wire.PutRequest) error {
 	}
 	for _, sp := range t.gone {
 		if sp.contains(r.Key) {
-			return ErrKeyNotFound
+			t.late = ErrKeyNotFound
 		}
 	}
 	return nil
