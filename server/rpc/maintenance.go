@@ -103,10 +103,12 @@ func (s *maintenanceServer) Hash(ctx context.Context, _ *pb.HashRequest) (*pb.Ha
 	if err := s.admin(ctx); err != nil {
 		return nil, err
 	}
+	started := s.cfg.Now()
 	hash, err := s.m.Hash(ctx)
 	if err != nil {
 		return nil, err
 	}
+	s.cfg.Metrics.HashDuration.Observe(s.cfg.Now().Sub(started).Seconds())
 	return &pb.HashResponse{Header: s.messageHeader(s.revision()), Hash: hash}, nil
 }
 
@@ -117,10 +119,12 @@ func (s *maintenanceServer) HashKV(ctx context.Context, r *pb.HashKVRequest) (*p
 	}
 	v := s.m.View()
 	defer v.Release()
+	started := s.cfg.Now()
 	hash, compact, at, err := v.KV.HashKV(r.Revision)
 	if err != nil {
 		return nil, err
 	}
+	s.cfg.Metrics.HashRevDuration.Observe(s.cfg.Now().Sub(started).Seconds())
 	return &pb.HashKVResponse{
 		Header: s.messageHeader(v.KV.Revision()), Hash: hash, CompactRevision: compact, HashRevision: at,
 	}, nil
