@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"sluice/stages/apply/backend"
 	"sluice/stages/propose"
 )
 
@@ -457,4 +458,21 @@ func TestCommonNameIdentity(t *testing.T) {
 
 func permission(key, end string) *authpb.Permission {
 	return &authpb.Permission{PermType: 2, Key: []byte(key), RangeEnd: []byte(end)}
+}
+
+// A name that cannot be stored is refused before it is proposed.
+func TestNameLimit(t *testing.T) {
+	s := newServer(t)
+	users, ctx := pb.NewAuthClient(s.dial(t)), within(t)
+	name, before := strings.Repeat("n", backend.KeyBytesMax+1), s.m.CommitIndex()
+	_, err := users.UserAdd(ctx, &pb.AuthUserAddRequest{Name: name, Password: "p"})
+	wantError(t, "user", err, rpctypes.ErrGRPCRequestTooLarge)
+	_, err = users.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: name})
+	wantError(t, "role", err, rpctypes.ErrGRPCRequestTooLarge)
+	if n := s.m.CommitIndex() - before; n != 0 {
+		t.Errorf("%d entries were written", n)
+	}
+	if _, err := users.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: name[1:]}); err != nil {
+		t.Errorf("the longest name: %v", err)
+	}
 }

@@ -131,6 +131,9 @@ func (s *Server) tokenPrefix() string {
 
 // UserAdd adds a user. Its password is hashed here and cleared, and a hash that the client sent is overwritten.
 func (s *authServer) UserAdd(ctx context.Context, r *pb.AuthUserAddRequest) (*pb.AuthUserAddResponse, error) {
+	if err := auth.CheckName(r.Name); err != nil {
+		return nil, err
+	}
 	r.HashedPassword = ""
 	if !r.GetOptions().GetNoPassword() {
 		hashed, err := s.hash(ctx, r.Password)
@@ -207,6 +210,9 @@ func (s *authServer) UserRevokeRole(
 
 // RoleAdd adds a role.
 func (s *authServer) RoleAdd(ctx context.Context, r *pb.AuthRoleAddRequest) (*pb.AuthRoleAddResponse, error) {
+	if err := auth.CheckName(r.Name); err != nil {
+		return nil, err
+	}
 	return authCall(s, ctx, &pb.InternalRaftRequest{AuthRoleAdd: r},
 		func(o *pb.AuthRoleAddResponse, h *pb.ResponseHeader) { o.Header = h })
 }

@@ -90,6 +90,7 @@ func errorTable() []errorRow {
 		{auth.ErrInvalidManagement, rpctypes.ErrGRPCInvalidAuthMgmt},
 		{auth.ErrRootUserNotExist, rpctypes.ErrGRPCRootUserNotExist},
 		{auth.ErrRootRoleNotExist, rpctypes.ErrGRPCRootRoleNotExist},
+		{auth.ErrNameTooLong, rpctypes.ErrGRPCRequestTooLarge},
 		{auth.ErrNotEnabled, rpctypes.ErrGRPCAuthNotEnabled},
 		{auth.ErrFailed, rpctypes.ErrGRPCAuthFailed},
 		{auth.ErrInvalidToken, rpctypes.ErrGRPCInvalidAuthToken},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -416,6 +417,27 @@ func TestLoadRefusesGarbage(t *testing.T) {
 		m.Put(c.b, []byte(c.key), []byte(c.value))
 		if _, err := Load(m, m, nil); err == nil || !bytes.Contains([]byte(err.Error()), []byte(c.key)) {
 			t.Errorf("%s %s: %v", c.b, c.key, err)
+		}
+	}
+}
+
+// Names are keys of the backend, which panics above its limit: the longest name is stored, one byte more is
+// refused and changes nothing, also where the entry did not come through this release's own check.
+func TestNameLimit(t *testing.T) {
+	s := load(t, buckets.New())
+	for _, size := range []int{backend.KeyBytesMax, backend.KeyBytesMax + 1, 1 << 20} {
+		name, before := strings.Repeat("n", size), s.Table().Revision()
+		_, userErr := s.UserAdd(&pb.AuthUserAddRequest{Name: name, HashedPassword: "eA=="})
+		_, roleErr := s.RoleAdd(&pb.AuthRoleAddRequest{Name: name})
+		want, changes := ErrNameTooLong, uint64(0)
+		if size <= backend.KeyBytesMax {
+			want, changes = nil, 2
+		}
+		if !errors.Is(userErr, want) || !errors.Is(roleErr, want) || !errors.Is(CheckName(name), want) {
+			t.Errorf("name of %d bytes: user %v, role %v, want %v", size, userErr, roleErr, want)
+		}
+		if got := s.Table().Revision() - before; got != changes || s.Table().HasUser(name) != (want == nil) {
+			t.Errorf("name of %d bytes: %d changes, want %d", size, got, changes)
 		}
 	}
 }

@@ -18,6 +18,7 @@ var (
 	ErrInvalidManagement    = errors.New("auth: invalid auth management")
 	ErrRootUserNotExist     = errors.New("auth: root user does not exist")
 	ErrRootRoleNotExist     = errors.New("auth: root user does not have root role")
+	ErrNameTooLong          = errors.New("auth: name of user or role is too long")
 	ErrNotEnabled           = errors.New("auth: authentication is not enabled")
 	ErrFailed               = errors.New("auth: authentication failed, invalid user ID or password")
 	ErrInvalidToken         = errors.New("auth: invalid auth token")

@@ -65,10 +65,23 @@ func (s *Store) Authenticate(r *pb.InternalAuthenticateRequest, index uint64) (*
 	return &pb.AuthenticateResponse{Token: token}, nil
 }
 
-// UserAdd adds a user. ErrUserEmpty, ErrUserAlreadyExists, ErrNoPasswordUser.
+// CheckName refuses a name that cannot be stored, with ErrNameTooLong: names are keys of the backend. Whoever
+// proposes asks first, so that no such entry is written; an entry that another release wrote is refused when it
+// is applied.
+func CheckName(name string) error {
+	if len(name) > backend.KeyBytesMax {
+		return ErrNameTooLong
+	}
+	return nil
+}
+
+// UserAdd adds a user. ErrUserEmpty, ErrNameTooLong, ErrUserAlreadyExists, ErrNoPasswordUser.
 func (s *Store) UserAdd(r *pb.AuthUserAddRequest) (*pb.AuthUserAddResponse, error) {
 	if r.Name == "" {
 		return nil, ErrUserEmpty
+	}
+	if err := CheckName(r.Name); err != nil {
+		return nil, err
 	}
 	if s.table.HasUser(r.Name) {
 		return nil, ErrUserAlreadyExists
@@ -183,10 +196,13 @@ func (s *Store) UserList() *pb.AuthUserListResponse {
 	return &pb.AuthUserListResponse{Users: s.table.Users()}
 }
 
-// RoleAdd adds a role without permissions. ErrRoleEmpty, ErrRoleAlreadyExists.
+// RoleAdd adds a role without permissions. ErrRoleEmpty, ErrNameTooLong, ErrRoleAlreadyExists.
 func (s *Store) RoleAdd(r *pb.AuthRoleAddRequest) (*pb.AuthRoleAddResponse, error) {
 	if r.Name == "" {
 		return nil, ErrRoleEmpty
+	}
+	if err := CheckName(r.Name); err != nil {
+		return nil, err
 	}
 	if _, ok := s.table.role(r.Name); ok {
 		return nil, ErrRoleAlreadyExists

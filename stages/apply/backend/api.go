@@ -1,5 +1,10 @@
 package backend
 
+import bolt "go.etcd.io/bbolt"
+
+// KeyBytesMax is the longest key that can be stored. Writer panics above it: who takes keys from clients checks.
+const KeyBytesMax = bolt.MaxKeySize
+
 // Bucket names one of the ten buckets of etcd's schema (contract/disk-and-peer.md section 4.1), in name
 // order, the order in which Hash walks them.
 type Bucket uint8

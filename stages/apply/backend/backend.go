@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
 	"go.uber.org/zap"
 
 	"sluice/mailbox"
@@ -110,8 +109,8 @@ func (w writer) Put(bucket Bucket, key, value []byte) {
 func (w writer) Delete(bucket Bucket, key []byte) { w.add(bucket, key, nil) }
 
 func (w writer) add(bucket Bucket, key, value []byte) {
-	if len(key) == 0 || len(key) > bolt.MaxKeySize {
-		panic(fmt.Sprintf("backend: key of %d bytes for bucket %s, want 1 to %d", len(key), bucket, bolt.MaxKeySize))
+	if len(key) == 0 || len(key) > KeyBytesMax {
+		panic(fmt.Sprintf("backend: key of %d bytes for bucket %s, want 1 to %d", len(key), bucket, KeyBytesMax))
 	}
 	if w.b.current.ops == 0 {
 		w.b.pending.Store(true)
