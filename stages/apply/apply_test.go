@@ -353,6 +353,37 @@ func TestInstall(t *testing.T) {
 	}
 }
 
+// TestRemoved: a member that an entry removes says so once, and again after each start.
+func TestRemoved(t *testing.T) {
+	dir := t.TempDir()
+	told := make(chan struct{}, 10)
+	with := func(c *Config) { c.Removed = func() { told <- struct{}{} } }
+	m := start(t, dir, with)
+	for _, cc := range []*raftpb.ConfChange{
+		members.Add(members.Member{ID: 1, PeerURLs: []string{"http://a:1"}}),
+		members.Add(members.Member{ID: 2, PeerURLs: []string{"http://b:1"}}),
+		members.Remove(1), members.Remove(1), members.Remove(2),
+	} {
+		data, err := proto.Marshal(cc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.index++
+		m.send(Batch{Entries: []*raftpb.Entry{wire.NewEntry(raftpb.EntryConfChange, 1, m.index, data)}})
+		m.ack(m.index)
+	}
+	m.stop()
+	if len(told) != 1 {
+		t.Errorf("told %d times, want once", len(told))
+	}
+	m = start(t, dir, with)
+	m.do(put("a", "1"))
+	m.stop()
+	if len(told) != 2 {
+		t.Errorf("told %d times after a restart, want twice", len(told))
+	}
+}
+
 // TestMergedBatches: batches that wait together are one pass and one acknowledgement, with all responses in order.
 func TestMergedBatches(t *testing.T) {
 	m := start(t, t.TempDir(), nil)

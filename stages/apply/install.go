@@ -40,6 +40,7 @@ func (s *Stage) install(ctx context.Context, m Install) error {
 		return fmt.Errorf("install snapshot %d: the consistent index of its database is %d", index, s.core.index)
 	}
 	s.core.ledTerm = led
+	s.cfg.Tokens.Clear() // which of them an entry in between has made invalid is unknown
 	s.checkpoint, s.forced, s.checkpoints = nil, false, index
 	s.compacting = false
 	s.closePhysical(math.MaxInt64)

@@ -189,7 +189,10 @@ func TestBrokenLog(t *testing.T) {
 		name, with string
 		entry      func(b *bench) *raftpb.Entry
 	}{
-		{"a gap", "entry 9 after 1, want 2", func(b *bench) *raftpb.Entry { b.index = 8; return b.next(raftpb.EntryNormal, nil) }},
+		{"a gap", "entry 9 after 1, want 2", func(b *bench) *raftpb.Entry {
+			b.index = 8
+			return b.next(raftpb.EntryNormal, nil)
+		}},
 		{"a V2 conf change", "unknown entry type", entry(raftpb.EntryConfChangeV2, nil)},
 		{"garbage", "does not decode", entry(raftpb.EntryNormal, []byte{0xff})},
 		{"no id", "could not find a header", entry(raftpb.EntryNormal, []byte{0x22, 0})},

@@ -221,3 +221,19 @@ func TestPublishWithoutChange(t *testing.T) {
 		t.Errorf("%d orphans; an orphan changes nothing", s.Orphans())
 	}
 }
+
+// FuzzDecode: no record makes the start fail otherwise than by an error, and what is read is written alike.
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte{0x08, 0x07, 0x10, 0x3c})
+	f.Add([]byte{0x08, 0xfb, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0x18, 0x01})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := decode(b)
+		if err != nil {
+			return
+		}
+		again, err := decode(r.encode())
+		if err != nil || *again != *r {
+			t.Errorf("%x: %+v, written and read again %+v, %v", b, r, again, err)
+		}
+	})
+}
