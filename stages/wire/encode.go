@@ -162,7 +162,8 @@ func (c *Compare) operandField() protowire.Number {
 
 // Size returns the encoded length of c.
 func (c *Compare) Size() int {
-	n := sizeInt(1, int64(c.Result)) + sizeInt(2, int64(c.Target)) + sizeBytes(3, len(c.Key)) + sizeBytes(64, len(c.RangeEnd))
+	n := sizeInt(1, int64(c.Result)) + sizeInt(2, int64(c.Target)) +
+		sizeBytes(3, len(c.Key)) + sizeBytes(64, len(c.RangeEnd))
 	switch f := c.operandField(); f {
 	case 0:
 	case 7:

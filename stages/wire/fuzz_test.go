@@ -83,7 +83,8 @@ var (
 	}
 	deletes = decoder[DeleteRangeRequest]{
 		(*DeleteRangeRequest).Decode, func(m *DeleteRangeRequest) proto.Message { return m.generated() },
-		func() proto.Message { return new(pb.DeleteRangeRequest) }, (*DeleteRangeRequest).Append, (*DeleteRangeRequest).Size,
+		func() proto.Message { return new(pb.DeleteRangeRequest) },
+		(*DeleteRangeRequest).Append, (*DeleteRangeRequest).Size,
 	}
 	txns = decoder[TxnRequest]{
 		(*TxnRequest).Decode, func(m *TxnRequest) proto.Message { return m.generated() },
@@ -135,7 +136,8 @@ func FuzzCompactionRequest(f *testing.F) {
 		var r CompactionRequest
 		var want pb.CompactionRequest
 		err, wantErr := r.Decode(b), proto.Unmarshal(b, &want)
-		if (err == nil) != (wantErr == nil) || err == nil && (r.Revision != want.Revision || r.Physical != want.Physical) {
+		same := r.Revision == want.Revision && r.Physical == want.Physical
+		if (err == nil) != (wantErr == nil) || err == nil && !same {
 			t.Fatalf("%x: %+v, %v; want %v, %v", b, r, err, &want, wantErr)
 		}
 	})
@@ -194,7 +196,8 @@ func checkRequest(t *testing.T, b []byte) {
 	if id == 0 {
 		id = want.ID
 	}
-	if r.ID != id || r.Username != want.GetHeader().GetUsername() || r.AuthRevision != want.GetHeader().GetAuthRevision() {
+	h := want.GetHeader()
+	if r.ID != id || r.Username != h.GetUsername() || r.AuthRevision != h.GetAuthRevision() {
 		t.Fatalf("%x: header %d %q %d, want %v", b, r.ID, r.Username, r.AuthRevision, want.Header)
 	}
 	same := func(name string, got, want proto.Message, present bool) {

@@ -31,7 +31,8 @@ func (r *RangeRequest) generated() *pb.RangeRequest {
 
 func (r *PutRequest) generated() *pb.PutRequest {
 	return &pb.PutRequest{
-		Key: r.Key, Value: r.Value, Lease: r.Lease, PrevKv: r.PrevKV, IgnoreValue: r.IgnoreValue, IgnoreLease: r.IgnoreLease,
+		Key: r.Key, Value: r.Value, Lease: r.Lease, PrevKv: r.PrevKV,
+		IgnoreValue: r.IgnoreValue, IgnoreLease: r.IgnoreLease,
 	}
 }
 

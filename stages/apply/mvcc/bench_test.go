@@ -149,8 +149,7 @@ func BenchmarkPage500Of100kOld(b *testing.B) {
 	for i := range 1000 {
 		mustPut(b, s, string(benchKey(i*7*13%100_000)), "new")
 	}
-	r := wire.RangeRequest{Key: []byte("/registry/pods/namespace-19"), RangeEnd: []byte("/registry/pods/namespace-20"), Limit: 500, Revision: rev}
-	r.KeysOnly = true // values of a few old records would be asked from the backend
+	r := wire.RangeRequest{Key: benchKey(19), RangeEnd: []byte("0"), Limit: 500, Revision: rev}
 	v := s.Publish(nowhere{})
 	loop(b, func(int) {
 		v.RangeBound(&r)

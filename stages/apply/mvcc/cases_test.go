@@ -89,7 +89,8 @@ func TestNestedSiblings(t *testing.T) {
 		check := func(v *View) {
 			t.Helper()
 			got := rangeOf(t, v, &wire.RangeRequest{Key: []byte("n1"), Revision: 3})
-			if lives := got.Count == 1 && string(got.Kvs[0].Value) == "after" && got.Kvs[0].Version == 1; lives != putLast {
+			lives := got.Count == 1 && string(got.Kvs[0].Value) == "after" && got.Kvs[0].Version == 1
+			if lives != putLast {
 				t.Fatalf("put last %v: %v", putLast, got)
 			}
 		}
@@ -110,8 +111,10 @@ func TestDeleteTwice(t *testing.T) {
 	mustPut(t, s, "d", "1")
 	s.TakeEvents()
 	_, resp := mustTxn(t, s, &wire.TxnRequest{Success: []wire.RequestOp{deleteOp("d", ""), deleteOp("d", "")}})
-	if a, b := resp.Responses[0].GetResponseDeleteRange().Deleted, resp.Responses[1].GetResponseDeleteRange().Deleted; a != 1 || b != 0 {
-		t.Errorf("deleted %d and %d", a, b)
+	for i, want := range []int64{1, 0} {
+		if got := resp.Responses[i].GetResponseDeleteRange().Deleted; got != want {
+			t.Errorf("delete %d: %d deleted, want %d", i, got, want)
+		}
 	}
 	if ev := s.TakeEvents(); len(ev) != 1 {
 		t.Errorf("%d events", len(ev))
@@ -125,7 +128,9 @@ func TestComparesOverNothing(t *testing.T) {
 		mustPut(t, s, fmt.Sprintf("k%d", i), "v")
 	}
 	key := func(k, end string) wire.Compare { return wire.Compare{Key: []byte(k), RangeEnd: []byte(end)} }
-	with := func(c wire.Compare, target pb.Compare_CompareTarget, result pb.Compare_CompareResult, operand wire.CompareOperand) wire.Compare {
+	with := func(
+		c wire.Compare, target pb.Compare_CompareTarget, result pb.Compare_CompareResult, operand wire.CompareOperand,
+	) wire.Compare {
 		c.Target, c.Result, c.Operand, c.Value = int32(target), int32(result), operand, []byte("x")
 		return c
 	}
@@ -171,7 +176,8 @@ func TestDeleteOnCompactionRevision(t *testing.T) {
 		if err := v.History(rev-1, rev, nil); !errors.Is(err, ErrCompacted) {
 			t.Errorf("%s: watch below: %v", when, err)
 		}
-		if resp := rangeOf(t, v, &wire.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z"), Revision: rev}); resp.Count != 3 {
+		resp := rangeOf(t, v, &wire.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z"), Revision: rev})
+		if resp.Count != 3 {
 			t.Errorf("%s: %v", when, resp)
 		}
 	}

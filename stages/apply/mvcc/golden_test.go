@@ -160,7 +160,8 @@ func TestGoldenHash(t *testing.T) {
 	for _, batch := range []int{1, 2, 1000} {
 		s, m, _, _ := goldenStore(t)
 		checkHashes(t, s.Publish(m.snapshot()),
-			hashCase{9, 183324069, -1}, hashCase{0, 183324069, -1}, hashCase{6, 2776257294, -1}, hashCase{3, 1827592406, -1})
+			hashCase{9, 183324069, -1}, hashCase{0, 183324069, -1},
+			hashCase{6, 2776257294, -1}, hashCase{3, 1827592406, -1})
 		if err := s.Compact(5); err != nil {
 			t.Fatal(err)
 		}
@@ -226,8 +227,10 @@ func TestGoldenHashTombstoneOnly(t *testing.T) {
 func TestBumpedRestore(t *testing.T) {
 	m := newMemory()
 	for i := range int64(4) {
-		a := wire.KeyValue{Key: []byte("a"), CreateRevision: 2, ModRevision: 2 + 2*i, Version: i + 1, Value: []byte{byte('1' + i)}}
-		b := wire.KeyValue{Key: []byte("b"), CreateRevision: 3, ModRevision: 3 + 2*i, Version: i + 1, Value: []byte{byte('1' + i)}}
+		a := wire.KeyValue{Key: []byte("a"), CreateRevision: 2, ModRevision: 2 + 2*i, Version: i + 1}
+		b := wire.KeyValue{Key: []byte("b"), CreateRevision: 3, ModRevision: 3 + 2*i, Version: i + 1}
+		a.Value = []byte{byte('1' + i)}
+		b.Value = a.Value
 		m.Put(backend.Key, revision{main: 2 + 2*i}.append(nil), a.Append(nil))
 		m.Put(backend.Key, revision{main: 3 + 2*i}.append(nil), b.Append(nil))
 	}
@@ -252,7 +255,8 @@ func TestBumpedRestore(t *testing.T) {
 	}
 	v := s.Publish(m.snapshot())
 	checkHashes(t, v, hashCase{0, 3677244108, 110})
-	if got := rangeOf(t, v, &wire.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}); got.Count != 2 || len(got.Kvs) != 2 {
+	got := rangeOf(t, v, &wire.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
+	if got.Count != 2 || len(got.Kvs) != 2 {
 		t.Errorf("every key: %v", got)
 	}
 	n := 0

@@ -173,8 +173,14 @@ func TestResume(t *testing.T) {
 			t.Fatalf("hash of a resumed compaction was kept: %d, %d, %v", hash, prev, err)
 		}
 		var got, wants []string
-		mem.Scan(backend.Key, nil, nil, func(key, _ []byte) bool { got = append(got, string(key)); return true })
-		wantMem.Scan(backend.Key, nil, nil, func(key, _ []byte) bool { wants = append(wants, string(key)); return true })
+		collect := func(to *[]string) func(key, _ []byte) bool {
+			return func(key, _ []byte) bool {
+				*to = append(*to, string(key))
+				return true
+			}
+		}
+		mem.Scan(backend.Key, nil, nil, collect(&got))
+		wantMem.Scan(backend.Key, nil, nil, collect(&wants))
 		if !slices.Equal(got, wants) {
 			t.Fatalf("records after resuming: %q, want %q", got, wants)
 		}

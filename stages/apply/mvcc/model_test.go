@@ -294,7 +294,9 @@ func (m *model) txn(r *wire.TxnRequest) (*pb.TxnResponse, error) {
 		case op.Put != nil:
 			if err = m.checkPut(op.Put, func(string) bool { return false }); err == nil {
 				late = cmp.Or(late, m.checkPut(op.Put, func(k string) bool {
-					return slices.ContainsFunc(deletes, func(d *wire.DeleteRangeRequest) bool { return inSpan(k, d.Key, d.RangeEnd) })
+					return slices.ContainsFunc(deletes, func(d *wire.DeleteRangeRequest) bool {
+						return inSpan(k, d.Key, d.RangeEnd)
+					})
 				}))
 			}
 		case op.Delete != nil:
@@ -359,7 +361,8 @@ func (m *model) leaseOf(id int64) (keys []string) {
 func (m *model) event(c change) *mvccpb.Event {
 	if c.kv == nil {
 		return &mvccpb.Event{
-			Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte(c.key), ModRevision: c.rev}, PrevKv: m.at(c.key, c.rev-1),
+			Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte(c.key), ModRevision: c.rev},
+			PrevKv: m.at(c.key, c.rev-1),
 		}
 	}
 	ev := &mvccpb.Event{Kv: c.kv}
