@@ -109,7 +109,8 @@ func unfit(environ []string) (message string, fields []zap.Field) {
 	case "amd64", "arm64", "ppc64le", "s390x":
 	default:
 		if !slices.Contains(environ, "ETCD_UNSUPPORTED_ARCH="+arch) {
-			return "running on unsupported architecture unless ETCD_UNSUPPORTED_ARCH is set", []zap.Field{zap.String("arch", arch)}
+			return "running on unsupported architecture unless ETCD_UNSUPPORTED_ARCH is set",
+				[]zap.Field{zap.String("arch", arch)}
 		}
 	}
 	var limit syscall.Rlimit

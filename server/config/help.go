@@ -128,7 +128,8 @@ func clusterHelp() []helpFlag {
 	return []helpFlag{
 		{"initial-advertise-peer-urls", "'http://localhost:2380'", "This member's URLs as other members reach them."},
 		{"initial-cluster", "'default=http://localhost:2380'", "The members that found the cluster: name=url,name=url."},
-		{"initial-cluster-state", "'new'", "'new' to found a cluster, 'existing' to join one. Only read at the first start."},
+		{"initial-cluster-state", "'new'", "'new' to found a cluster, 'existing' to join one. " +
+			"Only read at the first start."},
 		{"initial-cluster-token", "'etcd-cluster'", "Sets clusters of equal members apart."},
 		{"advertise-client-urls", "'http://localhost:2379'", "This member's URLs as clients reach them."},
 		{"discovery-token", "''", "Discovery of members is not supported yet."},

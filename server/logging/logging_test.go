@@ -57,7 +57,8 @@ func TestJSONForm(t *testing.T) {
 		t.Errorf("line %s", lines[0])
 	}
 	var entry map[string]any
-	if err := json.Unmarshal([]byte(lines[1]), &entry); err != nil || entry["level"] != "error" || entry["stacktrace"] == nil {
+	if err := json.Unmarshal([]byte(lines[1]), &entry); err != nil || entry["level"] != "error" ||
+		entry["stacktrace"] == nil {
 		t.Errorf("error line %s: %v", lines[1], err)
 	}
 }

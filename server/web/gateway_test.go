@@ -44,7 +44,9 @@ func (fakeServer) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeRespo
 	md, _ := metadata.FromIncomingContext(ctx)
 	return &pb.RangeResponse{
 		Header: &pb.ResponseHeader{Revision: 7},
-		Kvs:    []*mvccpb.KeyValue{{Key: r.Key, Value: []byte(strings.Join(md["authorization"], "|")), ModRevision: r.Revision}},
+		Kvs: []*mvccpb.KeyValue{{
+			Key: r.Key, Value: []byte(strings.Join(md["authorization"], "|")), ModRevision: r.Revision,
+		}},
 	}, nil
 }
 
@@ -199,7 +201,8 @@ func TestGatewayShape(t *testing.T) {
 	}{
 		{"/v3/kv/range", `{"key":"YQ==","revision":"3","unknown":1,"sort_order":"NOPE"}`, 200,
 			`{"header":{"revision":"7"},"kvs":[{"key":"YQ==","mod_revision":"3"}]}`},
-		{"/v3/kv/range", `{"key":"YQ","revision":3}`, 200, `{"header":{"revision":"7"},"kvs":[{"key":"YQ==","mod_revision":"3"}]}`},
+		{"/v3/kv/range", `{"key":"YQ","revision":3}`, 200,
+			`{"header":{"revision":"7"},"kvs":[{"key":"YQ==","mod_revision":"3"}]}`},
 		{"/v3beta/kv/range", `{"key":"_-8"}`, 200, `{"header":{"revision":"7"},"kvs":[{"key":"/+8="}]}`},
 		{"/v3/kv/range", ``, 400, `{"code":3,"message":"etcdserver: key is not provided"}`},
 		{"/v3/kv/range", `{`, 400, `{"code":3,"message":"unexpected EOF"}`},
@@ -219,7 +222,8 @@ func TestGatewayShape(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if text, _ := io.ReadAll(resp.Body); resp.StatusCode != 501 || compact(string(text)) != `{"code":12,"message":"Method Not Allowed"}` {
+	if text, _ := io.ReadAll(resp.Body); resp.StatusCode != 501 ||
+		compact(string(text)) != `{"code":12,"message":"Method Not Allowed"}` {
 		t.Errorf("GET: %d %s", resp.StatusCode, text)
 	}
 	if code, body, _ := post(t, s, "/v3/kv/range", `{"key":"`+strings.Repeat("a", 2<<20)+`"}`); code != 400 {
@@ -292,7 +296,9 @@ func TestBrokenStreamBodies(t *testing.T) {
 }
 
 // openStream posts a body that stays open and returns a reader of the answer's lines.
-func openStream(t *testing.T, s *httptest.Server, path string) (io.WriteCloser, <-chan *http.Response, context.CancelFunc) {
+func openStream(
+	t *testing.T, s *httptest.Server, path string,
+) (io.WriteCloser, <-chan *http.Response, context.CancelFunc) {
 	t.Helper()
 	body, requests := io.Pipe()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -403,7 +409,8 @@ func TestCertificateNameMisleads(t *testing.T) {
 
 func dialWebsocket(t *testing.T, s *httptest.Server, path string, header http.Header) *websocket.Conn {
 	t.Helper()
-	conn, resp, err := websocket.DefaultDialer.DialContext(t.Context(), "ws"+strings.TrimPrefix(s.URL, "http")+path, header)
+	target := "ws" + strings.TrimPrefix(s.URL, "http") + path
+	conn, resp, err := websocket.DefaultDialer.DialContext(t.Context(), target, header)
 	if err != nil {
 		t.Fatalf("%v %v", err, resp)
 	}
@@ -431,7 +438,8 @@ func TestWebsocket(t *testing.T) {
 	watch := dialWebsocket(t, s, pathWatch, nil)
 	exchange(t, watch, `{"create_request":{"key":"YQ==","watch_id":1}}`, `{"result":{"watch_id":"1","created":true}}`)
 	exchange(t, watch, `{"create_request":{"key":"YQ==","watch_id":2}}`, `{"result":{"watch_id":"2","created":true}}`)
-	exchange(t, watch, `word`, `{"error":{"code":3,"message":"decode request: invalid character 'w' looking for beginning of value"}}`)
+	exchange(t, watch, `word`,
+		`{"error":{"code":3,"message":"decode request: invalid character 'w' looking for beginning of value"}}`)
 	if _, _, err := watch.ReadMessage(); !websocket.IsCloseError(err, websocket.CloseNormalClosure) {
 		t.Errorf("end %v", err)
 	}

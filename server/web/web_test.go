@@ -49,7 +49,9 @@ func (f *fakeMember) Read(ctx context.Context, serializable bool) error {
 func (f *fakeMember) ClusterVersion() string { return f.cluster }
 func (f *fakeMember) StorageVersion() string { return f.cluster }
 func (f *fakeMember) RaftStatus() RaftStatus {
-	return RaftStatus{ID: "1", Lead: "1", RaftState: "StateLeader", Progress: map[string]Progress{"1": {Match: 3, Next: 4}}}
+	return RaftStatus{
+		ID: "1", Lead: "1", RaftState: "StateLeader", Progress: map[string]Progress{"1": {Match: 3, Next: 4}},
+	}
 }
 
 func newWeb(m Member, change func(*Config)) *Web {
