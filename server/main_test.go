@@ -261,6 +261,7 @@ func TestFirstLines(t *testing.T) {
 	for _, e := range p.lines {
 		messages = append(messages, e["msg"].(string))
 	}
+	text := strings.Join(p.raw, "\n")
 	p.mu.Unlock()
 	at := -1
 	for _, m := range []string{
@@ -276,7 +277,7 @@ func TestFirstLines(t *testing.T) {
 		}
 		at = max(at, i)
 	}
-	if !strings.Contains(strings.Join(p.raw, "\n"), `"snapshot-catchup-entries":1000`) {
+	if !strings.Contains(text, `"snapshot-catchup-entries":1000`) {
 		t.Error("the start line lacks an effective setting")
 	}
 	p.stop(syscall.SIGTERM)
