@@ -4,6 +4,7 @@
 //	go run ./bench                       puts, 64 clients, with the stage table
 //	go run ./bench -workload get         linearizable gets; also "serializable" and "mixed"
 //	go run ./bench -compare              the same load on real etcd 3.7.3, in turn, with paired ratios
+//	go run ./bench -cpuprofile put.pprof where the daemon's CPU went
 //	go run ./bench -mailbox-persist 1    any --mailbox-* size of the daemon, to see throughput answer
 //
 // Both daemons run with default flags and full durability on the same disk, one loaded at a time, in ABBA

@@ -17,6 +17,7 @@ import (
 
 	"sluice/bench/process"
 
+	"github.com/google/pprof/profile"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -170,6 +171,67 @@ func operate(ctx context.Context, c *clientv3.Client, o options, g *rand.Rand, v
 		return fmt.Errorf("%s: %w", o.workload, err)
 	}
 	return nil
+}
+
+// profile begins a CPU profile of the daemon, none for an empty file name. The returned function ends it and
+// writes the file; the daemon profiles in steps of a second.
+func (t *target) profile(ctx context.Context, file string) (stop func() error) {
+	if file == "" {
+		return func() error { return nil }
+	}
+	ended := make(chan struct{})
+	written := make(chan error, 1)
+	go func() {
+		var profiles []*profile.Profile
+		for {
+			p, err := t.profileSecond(ctx)
+			if err != nil {
+				written <- err
+				return
+			}
+			profiles = append(profiles, p)
+			select {
+			case <-ended:
+				written <- writeProfile(file, profiles)
+				return
+			default:
+			}
+		}
+	}()
+	return func() error { close(ended); return <-written }
+}
+
+func (t *target) profileSecond(ctx context.Context) (*profile.Profile, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.daemon.Client+"/debug/pprof/profile?seconds=1", nil)
+	if err != nil {
+		return nil, fmt.Errorf("profile: %w", err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("profile: %w", err)
+	}
+	defer resp.Body.Close()
+	p, err := profile.Parse(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("profile: %w", err)
+	}
+	return p, nil
+}
+
+func writeProfile(file string, parts []*profile.Profile) error {
+	whole, err := profile.Merge(parts)
+	if err != nil {
+		return fmt.Errorf("profile: %w", err)
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return fmt.Errorf("profile: %w", err)
+	}
+	defer f.Close()
+	if err := whole.Write(f); err != nil {
+		return fmt.Errorf("profile: %w", err)
+	}
+	return f.Close()
 }
 
 // cpu is the server's user and system time so far; the kernel counts it in ticks of 10 ms.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -22,6 +23,7 @@ type options struct {
 	keys     int
 	pairs    int
 	compare  bool
+	profile  string   // file for the daemon's CPU profile of the run
 	extra    []string // flags of the daemon
 }
 
@@ -45,6 +47,7 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.keys, "keys", 100000, "size of the key space")
 	f.IntVar(&o.pairs, "pairs", 4, "pairs of runs with -compare")
 	f.BoolVar(&o.compare, "compare", false, "run real etcd 3.7.3 beside it")
+	f.StringVar(&o.profile, "cpuprofile", "", "write the daemon's CPU profile of the run to this file")
 	boxes := map[string]*int{}
 	for _, name := range []string{"propose", "system", "replicate", "persist", "apply", "watch", "expire", "backend"} {
 		boxes[name] = f.Int("mailbox-"+name, 0, "size of the "+name+" mailbox; 0 is the daemon's default")
@@ -57,7 +60,12 @@ func parse(args []string) (options, error) {
 			o.extra = append(o.extra, fmt.Sprintf("--mailbox-%s=%d", name, *n))
 		}
 	}
+	if o.profile != "" {
+		o.extra = append(o.extra, "--enable-pprof")
+	}
 	switch {
+	case o.profile != "" && o.compare:
+		return o, fmt.Errorf("-cpuprofile and -compare exclude each other")
 	case f.NArg() > 0:
 		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case !slices.Contains([]string{"put", "get", "serializable", "mixed"}, o.workload):
@@ -87,8 +95,9 @@ func run(ctx context.Context, args []string) error {
 		if err != nil {
 			return err
 		}
+		stop := ours.profile(ctx, o.profile)
 		r, err := ours.load(ctx, o, 1)
-		if err != nil {
+		if err = errors.Join(err, stop()); err != nil {
 			return err
 		}
 		after, err := ours.meters(ctx)
