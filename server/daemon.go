@@ -29,7 +29,7 @@ const (
 	// may be escaped.
 	bodyShare = 4
 	bodyExtra = 1 << 20
-	// sideStop is how long requests on the peer URLs may take to end when the member stops.
+	// sideStop is how long requests on the metrics and peer URLs may take to end when the member stops.
 	sideStop = time.Second
 	// headerMax is how long a client of a side listener may take to send its headers.
 	headerMax = 10 * time.Second
@@ -62,6 +62,15 @@ type side struct {
 	url      url.URL
 	listener net.Listener
 	server   *http.Server
+}
+
+// stop lets the requests that run end, for sideStop at most.
+func (s *side) stop() {
+	ctx, cancel := context.WithTimeout(context.Background(), sideStop)
+	defer cancel()
+	if s.server.Shutdown(ctx) != nil {
+		s.server.Close()
+	}
 }
 
 // start binds everything, opens the data directory and starts the member. Clients are served by serve, once
@@ -304,7 +313,7 @@ func (d *daemon) stop() error {
 	cancel()
 	d.cancel()
 	for _, s := range d.monitors {
-		s.server.Close()
+		s.stop()
 	}
 	if d.local != nil {
 		d.local.Close()
@@ -317,13 +326,9 @@ func (d *daemon) stop() error {
 	ctx, cancel = context.WithTimeout(context.Background(), d.cfg.RequestTimeout()+stopExtra)
 	err := d.member.Stop(ctx)
 	cancel()
-	ctx, cancel = context.WithTimeout(context.Background(), sideStop)
-	defer cancel()
 	for _, s := range d.peers {
 		d.log.Info("stopping serving peer traffic", zap.String("address", s.listener.Addr().String()))
-		if s.server.Shutdown(ctx) != nil {
-			s.server.Close()
-		}
+		s.stop()
 		d.log.Info("stopped serving peer traffic", zap.String("address", s.listener.Addr().String()))
 	}
 	for _, e := range d.endpoints {
