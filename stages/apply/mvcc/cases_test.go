@@ -358,3 +358,17 @@ func TestReadersAndWriter(t *testing.T) {
 	close(stop)
 	wg.Wait()
 }
+
+// TestUnknownSort: an entry of a foreign leader may carry what validation should have refused (BC-01).
+func TestUnknownSort(t *testing.T) {
+	s, _ := emptyStore(t)
+	mustPut(t, s, "a", "1")
+	for _, r := range []*wire.RangeRequest{
+		{Key: []byte("a"), SortOrder: 1, SortTarget: 99}, {Key: []byte("a"), SortOrder: 7}, {Key: []byte("a"), SortOrder: -1},
+	} {
+		_, resp := mustTxn(t, s, &wire.TxnRequest{Success: []wire.RequestOp{{Range: r}}})
+		if resp.Responses[0].GetResponseRange().Count != 1 {
+			t.Errorf("%+v: %v", r, resp)
+		}
+	}
+}

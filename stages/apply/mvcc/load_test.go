@@ -186,3 +186,29 @@ func TestResume(t *testing.T) {
 		}
 	}
 }
+
+// FuzzLoad: whatever two records hold, Load takes them or says what is wrong; what it takes can be read.
+func FuzzLoad(f *testing.F) {
+	for i := range len(goldenRecords) - 1 {
+		a, b := goldenRecords[i], goldenRecords[i+1]
+		f.Add(unhex(a[0]), unhex(a[1]), unhex(b[0]), unhex(b[1]), unhex(a[0])[:revisionBytes])
+	}
+	f.Add(revision{main: 2}.append(nil), []byte{}, revision{3, tombstone}.append(nil), []byte{}, []byte{})
+	f.Fuzz(func(t *testing.T, key1, value1, key2, value2, scheduled []byte) {
+		mem := newMemory()
+		mem.Put(backend.Key, key1, append([]byte{}, value1...))
+		mem.Put(backend.Key, key2, append([]byte{}, value2...))
+		if len(scheduled) > 0 {
+			mem.Put(backend.Meta, []byte(metaScheduled), scheduled)
+		}
+		s, err := Load(mem, mem, Config{}, newLeases())
+		if err != nil {
+			return
+		}
+		v := s.Publish(mem)
+		rangeOf(t, v, &wire.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, KeysOnly: true, SortTarget: 3})
+		if _, _, _, err := v.HashKV(0); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
