@@ -93,7 +93,7 @@ func (s *leaseServer) LeaseTimeToLive(
 	}
 	out := &pb.LeaseTimeToLiveResponse{ID: r.ID, TTL: -1}
 	var granted, remaining int64
-	err = s.askLeader(ctx, func(ctx context.Context) error {
+	err = s.askLeader(ctx, func() error {
 		granted, remaining, err = s.m.TimeToLive(ctx, r.ID)
 		return err
 	})
@@ -175,26 +175,29 @@ func (s *leaseServer) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest)
 const leaderPolls = 10
 
 // askLeader runs a call that only the leader answers. While there is no leader it is tried again, for the request
-// timeout at most.
-func (s *Server) askLeader(ctx context.Context, call func(context.Context) error) error {
-	limited, cancel := context.WithTimeout(ctx, s.cfg.RequestTimeout)
-	defer cancel()
+// timeout at most. A leader may take longer: a renewal waits for the end of a lease that has run out, which an
+// alarm can hold up.
+func (s *Server) askLeader(ctx context.Context, call func() error) error {
+	var limit <-chan time.Time
 	for {
-		err := call(limited)
-		waits := errors.Is(err, expire.ErrNotPrimary) && s.m.Leader() == 0
-		if waits {
-			select {
-			case <-time.After(s.cfg.ElectionTimeout / leaderPolls):
-				continue
-			case <-s.m.Done():
-				return propose.ErrStopped
-			case <-limited.Done():
-			}
+		err := call()
+		if !errors.Is(err, expire.ErrNotPrimary) || s.m.Leader() != 0 {
+			return err
 		}
-		if err != nil && ctx.Err() == nil && limited.Err() != nil {
+		if limit == nil {
+			timer := time.NewTimer(s.cfg.RequestTimeout)
+			defer timer.Stop()
+			limit = timer.C
+		}
+		select {
+		case <-time.After(s.cfg.ElectionTimeout / leaderPolls):
+		case <-limit:
 			return rpctypes.ErrGRPCNoLeader
+		case <-s.m.Done():
+			return propose.ErrStopped
+		case <-ctx.Done():
+			return ctx.Err()
 		}
-		return err
 	}
 }
 
@@ -252,7 +255,7 @@ func (s *Server) renew(ctx context.Context, id int64) (*reply, error) {
 		}
 	}
 	var ttl int64
-	err := s.askLeader(ctx, func(ctx context.Context) (err error) {
+	err := s.askLeader(ctx, func() (err error) {
 		ttl, err = s.m.Renew(ctx, id)
 		return err
 	})

@@ -50,6 +50,7 @@ type testMember struct {
 	proposed atomic.Int64
 	snapshot string // what Snapshot returns
 	defrag   func() // called by Defragment
+	renewing func() // called by Renew
 	refuse   atomic.Pointer[error]
 
 	mu      sync.Mutex
@@ -240,6 +241,9 @@ func (m *testMember) PeersSupported() bool  { return m.peers }
 func (m *testMember) OpenWatch(cfg watch.StreamConfig) *watch.Stream { return m.watch.Open(cfg) }
 
 func (m *testMember) Renew(_ context.Context, id int64) (int64, error) {
+	if m.renewing != nil {
+		m.renewing()
+	}
 	ttl, _, err := m.TimeToLive(context.Background(), id)
 	return ttl, err
 }

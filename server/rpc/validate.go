@@ -40,11 +40,14 @@ func checkRangeStream(r *wire.RangeRequest) error {
 	if err := checkRange(r); err != nil {
 		return err
 	}
-	if r.SortOrder == sortDescend || r.SortTarget != targetKey {
+	if r.SortOrder == sortDescend || r.SortOrder == sortAscend && r.SortTarget != targetKey {
 		return errStreamSort
 	}
 	if r.MinModRevision != 0 || r.MaxModRevision != 0 || r.MinCreateRevision != 0 || r.MaxCreateRevision != 0 {
 		return errStreamFilter
+	}
+	if r.SortTarget != targetKey {
+		return errStreamSort
 	}
 	return nil
 }

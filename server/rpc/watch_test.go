@@ -297,6 +297,22 @@ func TestLeasesWithoutLeader(t *testing.T) {
 	wantError(t, "leader that cannot confirm", err, errNotPrimary)
 }
 
+// A renewal of a lease that has run out waits for its end however long that takes, and does not blame the leader.
+func TestRenewalWaitsForTheEnd(t *testing.T) {
+	s := newServer(t, func(c *Config, _ *ListenConfig) { c.RequestTimeout = 20 * time.Millisecond })
+	s.m.renewing = func() { <-time.After(200 * time.Millisecond) }
+	ka, err := pb.NewLeaseClient(s.dial(t)).LeaseKeepAlive(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ka.Send(&pb.LeaseKeepAliveRequest{ID: 5}); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := ka.Recv(); err != nil || r.TTL != 0 {
+		t.Error(r, err)
+	}
+}
+
 // A compaction that passes the pinned revision ends a RangeStream (client-api.md 6.3).
 func TestRangeStreamCompacted(t *testing.T) {
 	s := newServer(t)
