@@ -34,6 +34,7 @@ type result struct {
 	p50, p99, p999 float64
 	cpuMicros      float64 // of the server, per operation
 	fsyncs         float64 // of the log, per operation
+	allocs         float64 // of the server, per operation
 	rssMiB         float64
 }
 
@@ -152,6 +153,7 @@ func (t *target) load(ctx context.Context, o options, seed uint64) (result, erro
 		rate: n / elapsed.Seconds(), p50: all[len(all)/2], p99: all[len(all)*99/100], p999: all[len(all)*999/1000],
 		cpuMicros: float64((cpuAfter - cpu).Microseconds()) / n,
 		fsyncs:    diff["etcd_disk_wal_fsync_duration_seconds_count"] / n,
+		allocs:    diff["go_memstats_mallocs_total"] / n,
 		rssMiB:    after["process_resident_memory_bytes"] / (1 << 20),
 	}, nil
 }

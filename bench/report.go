@@ -27,16 +27,16 @@ func medianOf(rs []result) result {
 		rate: of(func(r result) float64 { return r.rate }), p50: of(func(r result) float64 { return r.p50 }),
 		p99: of(func(r result) float64 { return r.p99 }), p999: of(func(r result) float64 { return r.p999 }),
 		cpuMicros: of(func(r result) float64 { return r.cpuMicros }), fsyncs: of(func(r result) float64 { return r.fsyncs }),
-		rssMiB: of(func(r result) float64 { return r.rssMiB }),
+		allocs: of(func(r result) float64 { return r.allocs }), rssMiB: of(func(r result) float64 { return r.rssMiB }),
 	}
 }
 
 func printResults(names []string, rs []result) {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "\tops/s\tp50 us\tp99 us\tp99.9 us\tserver CPU us/op\tfsyncs/op\tRSS MiB\t")
+	fmt.Fprintln(w, "\tops/s\tp50 us\tp99 us\tp99.9 us\tserver CPU us/op\tallocs/op\tfsyncs/op\tRSS MiB\t")
 	for i, r := range rs {
-		fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.3f\t%.0f\t\n",
-			names[i], r.rate, r.p50, r.p99, r.p999, r.cpuMicros, r.fsyncs, r.rssMiB)
+		fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.0f\t%.3f\t%.0f\t\n",
+			names[i], r.rate, r.p50, r.p99, r.p999, r.cpuMicros, r.allocs, r.fsyncs, r.rssMiB)
 	}
 	w.Flush()
 }
