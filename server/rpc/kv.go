@@ -79,6 +79,7 @@ func (s *Server) serveTxn(ctx context.Context, c *call) (*reply, error) {
 	if only, serializable := readOnly(&c.txn); only {
 		return s.readTxn(ctx, &c.txn, serializable)
 	}
+	readPresent(&c.txn)
 	c.proposal.Txn = &c.txn
 	return s.write(ctx, &c.proposal)
 }

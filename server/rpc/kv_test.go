@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"testing"
 
@@ -13,6 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"sluice/stages/wire"
 )
 
 // sizes are those at which grpc's buffers behave differently: not pooled, one pooled buffer, several.
@@ -398,5 +401,21 @@ func TestStockClient(t *testing.T) {
 	list, err := c.MemberList(ctx)
 	if err != nil || len(list.Members) != 1 || list.Members[0].Name != "one" {
 		t.Errorf("members %v, %v", list, err)
+	}
+}
+
+// What is proposed never asks for a negative revision, at any depth.
+func TestProposedRangesReadThePresent(t *testing.T) {
+	r := &wire.TxnRequest{
+		Success: []wire.RequestOp{
+			{Range: &wire.RangeRequest{Key: []byte("a"), Revision: -1}},
+			{Txn: &wire.TxnRequest{Failure: []wire.RequestOp{{Range: &wire.RangeRequest{Key: []byte("b"), Revision: -7}}}}},
+		},
+		Failure: []wire.RequestOp{{Range: &wire.RangeRequest{Key: []byte("c"), Revision: 5}}},
+	}
+	readPresent(r)
+	got := []int64{r.Success[0].Range.Revision, r.Success[1].Txn.Failure[0].Range.Revision, r.Failure[0].Range.Revision}
+	if !slices.Equal(got, []int64{0, 0, 5}) {
+		t.Errorf("revisions %v, want 0, 0, 5", got)
 	}
 }

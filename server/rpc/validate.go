@@ -85,6 +85,22 @@ func checkTxn(r *wire.TxnRequest, opsMax int) error {
 	return nil
 }
 
+// readPresent gives every range of r with a negative revision the revision 0, which also means the present:
+// inside a transaction the reference compares a negative one with the compaction revision, so that in one
+// entry the two would not do the same (case BC-05).
+func readPresent(r *wire.TxnRequest) {
+	for _, branch := range [...][]wire.RequestOp{r.Success, r.Failure} {
+		for i := range branch {
+			switch op := &branch[i]; {
+			case op.Range != nil:
+				op.Range.Revision = max(op.Range.Revision, 0)
+			case op.Txn != nil:
+				readPresent(op.Txn)
+			}
+		}
+	}
+}
+
 func checkTxnLevel(r *wire.TxnRequest, opsMax int) error {
 	n := max(len(r.Compare), len(r.Success), len(r.Failure))
 	if n > opsMax {
