@@ -103,8 +103,8 @@ func (c *Config) makeDirs() error {
 
 func (c *Config) openBackend(metrics backend.Metrics, meters meters) (*backend.Backend, error) {
 	return backend.Open(backend.Config{
-		Path: c.dbPath(), QuotaBytes: c.QuotaBytes, FreelistType: c.FreelistType, UnsafeNoFsync: c.UnsafeNoFsync,
-		Mlock: c.Mlock,
+		Path: c.dbPath(), QuotaBytes: c.QuotaBytes, MappingBytes: c.MappingBytes,
+		FreelistType: c.FreelistType, UnsafeNoFsync: c.UnsafeNoFsync, Mlock: c.Mlock,
 		BatchInterval: c.BatchInterval, BatchLimit: c.BatchLimit, DefragBytes: c.DefragBytes,
 		Capacity: c.Mailboxes.Backend, Logger: c.Logger.Named("backend"), Metrics: metrics, Meter: meters.backend,
 	})
@@ -113,6 +113,7 @@ func (c *Config) openBackend(metrics backend.Metrics, meters meters) (*backend.B
 func (c *Config) walConfig(meters meters) wal.Config {
 	return wal.Config{
 		Disk: c.Disk, Dir: c.walDir(), Log: c.Logger.Named("wal"), Clock: meters.clock, UnsafeNoFsync: c.UnsafeNoFsync,
+		SegmentBytes: c.SegmentBytes,
 	}
 }
 

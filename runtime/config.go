@@ -60,7 +60,11 @@ type Config struct {
 	Version members.Version // reported server version
 	Logger  *zap.Logger
 	Metrics *tracing.Metrics // nil discards
-	Disk    wal.FS           // nil is the real one
+	Disk    wal.FS           // of the log and the snapshot files; nil is the real one
+
+	// For tests and simulations, which cannot write gigabytes; 0 is the ordinary size.
+	MappingBytes int64 // of the database's first mapping
+	SegmentBytes int64 // of a log segment
 }
 
 // Mailboxes are the capacities of the stages' mailboxes in messages; 0 means the default of the table in

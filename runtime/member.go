@@ -69,6 +69,7 @@ type Member struct {
 	noSpace  chan struct{} // capacity 1: apply asks for the NOSPACE alarm
 	ready    chan struct{} // closed when the member is published in its cluster
 	stopping chan struct{} // closed when Stop begins or a stage has failed
+	patience time.Duration // cutPatience
 	stop     stopOnce
 	ending   sync.Once // the first Stop ends the member
 	outcome  error     // of ending
@@ -105,7 +106,7 @@ func New(cfg Config) (*Member, error) {
 	m := &Member{
 		cfg: cfg, log: cfg.Logger, meters: newMeters(), tokens: cfg.tokens(), started: time.Now(),
 		applied: newAppliedIndex(), noSpace: make(chan struct{}, 1),
-		ready: make(chan struct{}), stopping: make(chan struct{}),
+		ready: make(chan struct{}), stopping: make(chan struct{}), patience: cutPatience,
 	}
 	var err error
 	if m.boot, err = cfg.open(m.backendMetrics(), m.meters); err != nil {
@@ -273,7 +274,7 @@ func (m *Member) end(ctx context.Context) error {
 		keep = ""
 	}
 	m.propose.Abandon()
-	stuck := m.loops.settle(cutPatience, keep)
+	stuck := m.loops.settle(m.patience, keep)
 	if !slices.Contains(stuck, "apply") && !slices.Contains(stuck, "backend") {
 		m.apply.Close()
 		if closed := m.backend.Close(); err == nil && closed != nil && m.loops.err() == nil {
@@ -323,6 +324,8 @@ func (m *Member) drain(ctx context.Context) error {
 
 // Abandon gives up a member that was never started.
 func (m *Member) Abandon() {
+	m.stop.begin(m.stopping)
+	m.propose.Abandon()
 	m.apply.Close()
 	m.boot.abandon()
 }

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/debug"
 	"runtime/pprof"
+	"slices"
 	"sync"
+	"time"
 
 	"sluice/mailbox"
 )
@@ -90,23 +93,36 @@ func (s *supervisor) await(ctx context.Context, name string) error {
 	case <-ended:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("stop %s: %w", name, ctx.Err())
+		return &StageError{Stage: name, Err: fmt.Errorf("drain: %w", ctx.Err())}
 	}
 }
 
-// awaitAllBut returns when every loop but the named one has ended.
-func (s *supervisor) awaitAllBut(name string) {
+// settle waits at most patience until every loop but the named one has ended, and returns those that have
+// not, in alphabetical order.
+func (s *supervisor) settle(patience time.Duration, but string) (stuck []string) {
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
 	s.mu.Lock()
-	var ends []chan struct{}
-	for n, ended := range s.ended {
-		if n != name {
-			ends = append(ends, ended)
+	ends := maps.Clone(s.ended)
+	s.mu.Unlock()
+	delete(ends, but)
+	late := false
+	for _, name := range slices.Sorted(maps.Keys(ends)) {
+		if !late {
+			select {
+			case <-ends[name]:
+				continue
+			case <-deadline.C:
+				late = true
+			}
+		}
+		select {
+		case <-ends[name]:
+		default:
+			stuck = append(stuck, name)
 		}
 	}
-	s.mu.Unlock()
-	for _, ended := range ends {
-		<-ended
-	}
+	return stuck
 }
 
 // err is why the member failed, nil while it has not.
