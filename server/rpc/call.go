@@ -97,8 +97,8 @@ func (c *call) reset() {
 // decodeKeepAlive reads etcdserverpb.LeaseKeepAliveRequest.
 func (c *call) decodeKeepAlive(b []byte) error {
 	c.lease = 0
-	return fields(b, func(num protowire.Number, v uint64, _ []byte) error {
-		if num == 1 {
+	return fields(b, func(num protowire.Number, v uint64, sub []byte) error {
+		if num == 1 && sub == nil { // of another type it is an unknown field
 			c.lease = int64(v)
 		}
 		return nil
@@ -122,8 +122,8 @@ func (r *watchRequest) decode(b []byte) error {
 			if r.kind != watchCancel {
 				*r = watchRequest{kind: watchCancel}
 			}
-			return fields(sub, func(num protowire.Number, v uint64, _ []byte) error {
-				if num == 1 {
+			return fields(sub, func(num protowire.Number, v uint64, sub []byte) error {
+				if num == 1 && sub == nil {
 					r.cancel = int64(v)
 				}
 				return nil
@@ -186,7 +186,7 @@ func (r *watchRequest) filter(v uint64) {
 func fields(b []byte, fn func(num protowire.Number, v uint64, sub []byte) error) error {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)
-		if n < 0 {
+		if n < 0 || num > protowire.MaxValidNumber {
 			return wire.ErrMalformed
 		}
 		b = b[n:]

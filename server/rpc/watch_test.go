@@ -353,14 +353,16 @@ func FuzzWatchRequest(f *testing.F) {
 		}
 		f.Add(b)
 	}
+	f.Add([]byte("\x12\x05\x08\x03\x0a\x01x")) // the id once more, as bytes: an unknown field
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var want pb.WatchRequest
-		if proto.Unmarshal(b, &want) != nil {
-			return // groups and bad UTF-8 rules are protobuf's business
-		}
 		var got watchRequest
-		if err := got.decode(b); err != nil {
-			t.Fatalf("%x: %v, and %v decodes it", b, err, &want)
+		wantErr, gotErr := proto.Unmarshal(b, &want), got.decode(b)
+		if (gotErr != nil) != (wantErr != nil) {
+			t.Fatalf("%x: %v, want %v", b, gotErr, wantErr)
+		}
+		if wantErr != nil {
+			return
 		}
 		switch u := want.RequestUnion.(type) {
 		case nil:
@@ -377,6 +379,23 @@ func FuzzWatchRequest(f *testing.F) {
 			}
 		case *pb.WatchRequest_CreateRequest:
 			checkCreate(t, &got, u.CreateRequest)
+		}
+	})
+}
+
+// FuzzKeepAlive is the same for keepalives.
+func FuzzKeepAlive(f *testing.F) {
+	f.Add([]byte("\x08\x05"))
+	f.Add([]byte("\x08\x02\x0a\x02xy"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var want pb.LeaseKeepAliveRequest
+		var got call
+		wantErr, gotErr := proto.Unmarshal(b, &want), got.decodeKeepAlive(b)
+		if (gotErr != nil) != (wantErr != nil) {
+			t.Fatalf("%x: %v, want %v", b, gotErr, wantErr)
+		}
+		if wantErr == nil && got.lease != want.ID {
+			t.Fatalf("%x: %d, want %d", b, got.lease, want.ID)
 		}
 	})
 }
