@@ -148,6 +148,7 @@ func serve(cfg *config.Config, log *logging.Log) (code int, received os.Signal) 
 		return ended(d), nil
 	}
 	d.serve(ctx)
+	defer pace(os.Environ())() // not before: an idle member keeps the small heap of its start
 
 	// Capacity 1: a second signal while stopping is not waited for.
 	signals := make(chan os.Signal, 1)
