@@ -74,7 +74,7 @@ func (s *Server) capable(version string) bool {
 func (s *Server) unary(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {
-	m, start := s.methods[info.FullMethod], s.cfg.Now()
+	m, start := s.called(info.FullMethod), s.cfg.Now()
 	m.meters.Started.Add(1)
 	m.meters.Received.Add(1)
 	_, err := s.admit(ctx, m, unaryRequest, false)
@@ -137,7 +137,7 @@ func (s *Server) hotUnary(
 
 // stream is the interceptor of all streams, hot ones included.
 func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	m, start := s.methods[info.FullMethod], s.cfg.Now()
+	m, start := s.called(info.FullMethod), s.cfg.Now()
 	m.meters.Started.Add(1)
 	hasLeader, err := s.admit(ss.Context(), m, streamRequest, false)
 	if err == nil {

@@ -19,6 +19,8 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
+	"sluice/server/rpc/electionpb"
+	"sluice/server/rpc/lockpb"
 	"sluice/stages/apply/auth"
 	"sluice/stages/wire"
 )
@@ -133,6 +135,8 @@ func (s *Server) register(g *grpc.Server) {
 		{&pb.Cluster_ServiceDesc, &clusterServer{Server: s}},
 		{&pb.Maintenance_ServiceDesc, &maintenanceServer{Server: s}},
 		{&pb.Auth_ServiceDesc, &authServer{Server: s}},
+		{&lockpb.Lock_ServiceDesc, &lockServer{Server: s}},
+		{&electionpb.Election_ServiceDesc, &electionServer{Server: s}},
 		{&healthpb.Health_ServiceDesc, s.health},
 	} {
 		s.describe(r.desc)

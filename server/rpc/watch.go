@@ -109,14 +109,7 @@ func (s *Server) requestWatch(ctx context.Context, st *watch.Stream, r *watchReq
 //
 // Rule: contract/client-api.md sections 7.2 and 7.5.
 func (s *Server) refusesWatch(ctx context.Context, req *watch.CreateRequest) (reason string, err error) {
-	who, err := s.identity(ctx)
-	if err == nil {
-		key := req.Key
-		if len(key) == 0 {
-			key = []byte{0}
-		}
-		err = s.authTable().CheckRange(who, key, req.End)
-	}
+	err = s.mayWatch(ctx, req)
 	if err == nil {
 		return "", nil
 	}
@@ -128,6 +121,19 @@ func (s *Server) refusesWatch(ctx context.Context, req *watch.CreateRequest) (re
 		return s.status(err).Error(), nil
 	}
 	return rpctypes.ErrGRPCPermissionDenied.Error(), nil
+}
+
+// mayWatch checks the caller's right to read what it wants to watch.
+func (s *Server) mayWatch(ctx context.Context, req *watch.CreateRequest) error {
+	who, err := s.identity(ctx)
+	if err != nil {
+		return err
+	}
+	key := req.Key
+	if len(key) == 0 {
+		key = []byte{0}
+	}
+	return s.authTable().CheckRange(who, key, req.End)
 }
 
 // sendWatch sends what the stage has for the stream.

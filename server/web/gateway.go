@@ -12,6 +12,9 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protojson"
+
+	"sluice/server/rpc/electionpb"
+	"sluice/server/rpc/lockpb"
 )
 
 // GatewayConfig of the JSON gateway. Conn and Logger are needed.
@@ -44,6 +47,10 @@ func NewGateway(ctx context.Context, cfg GatewayConfig) (http.Handler, error) {
 			return gw.RegisterMaintenanceHandlerClient(ctx, g.mux, pb.NewMaintenanceClient(cfg.Conn))
 		},
 		func() error { return gw.RegisterAuthHandlerClient(ctx, g.mux, pb.NewAuthClient(cfg.Conn)) },
+		func() error { return lockpb.RegisterLockHandlerClient(ctx, g.mux, lockpb.NewLockClient(cfg.Conn)) },
+		func() error {
+			return electionpb.RegisterElectionHandlerClient(ctx, g.mux, electionpb.NewElectionClient(cfg.Conn))
+		},
 		g.registerStreams, // after the others: what is registered last wins
 	} {
 		if err := register(); err != nil {
