@@ -51,7 +51,12 @@ type faultyFile struct {
 }
 
 func (f faultyFile) WriteAt(p []byte, off int64) (int, error) {
-	if err := f.disk.ask("write", f.path); err != nil {
+	err := f.disk.ask("write", f.path)
+	if half, ok := err.(torn); ok {
+		n, _ := f.File.WriteAt(p[:len(p)/2], off)
+		return n, half
+	}
+	if err != nil {
 		return 0, err
 	}
 	return f.File.WriteAt(p, off)
@@ -70,6 +75,12 @@ func (f faultyFile) Allocate(size int64) error {
 	}
 	return f.File.Allocate(size)
 }
+
+// torn lets half of a write happen before it fails.
+type torn struct{ err error }
+
+func (t torn) Error() string { return "half written: " + t.err.Error() }
+func (t torn) Unwrap() error { return t.err }
 
 // stall makes every sync of d wait. reached is closed when the first one waits; release, which the test's end
 // calls too, lets all go on.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice/mailbox"
+	"sluice/stages/apply/backend"
 )
 
 // StageError says which stage ended the member, and why.
@@ -77,6 +78,10 @@ func guarded(ctx context.Context, name string, loop func(context.Context) error)
 	err = loop(ctx)
 	if err == nil || errors.Is(err, mailbox.ErrClosed) || ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		return nil
+	}
+	var writer *backend.FailedError
+	if errors.As(err, &writer) { // who waits for the writer may learn of its failure before its own loop ends
+		return &StageError{Stage: "backend", Err: writer.Err}
 	}
 	return &StageError{Stage: name, Err: err}
 }

@@ -154,6 +154,17 @@ func (b *Backend) stop(err error) {
 		b.base.fill(t)
 	}
 	b.err = err
+	if !errors.Is(err, mailbox.ErrClosed) {
+		b.err = &FailedError{err}
+	}
 	b.mu.Unlock()
 	close(b.ended)
 }
+
+// FailedError is what callers get when the writer has ended with Err: the fault is the writer's, not theirs.
+type FailedError struct{ Err error }
+
+func (e *FailedError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what Run has returned.
+func (e *FailedError) Unwrap() error { return e.Err }
