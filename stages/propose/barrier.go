@@ -29,6 +29,7 @@ type barrier struct {
 // before.
 type round struct {
 	number    uint64 // 0 until asked
+	reads     int
 	leader    uint64 // who was asked
 	deadline  int64
 	index     uint64
@@ -46,26 +47,30 @@ const (
 // done makes the channel of a new round.
 func (b *barrier) join(now int64, done func() chan struct{}) (r *round, first bool) {
 	if b.joinable {
-		return b.rounds[len(b.rounds)-1], false
+		r = b.rounds[len(b.rounds)-1]
+		r.reads++
+		return r, false
 	}
-	r = &round{deadline: now + int64(b.timeout), done: done()}
+	r = &round{reads: 1, deadline: now + int64(b.timeout), done: done()}
 	b.rounds, b.joinable = append(b.rounds, r), true
 	return r, true
 }
 
-// ask returns the number to ask raft for all rounds that were not asked yet, 0 for none. number makes it.
-func (b *barrier) ask(now int64, number func() uint64) uint64 {
+// ask returns the number to ask raft for all rounds that were not asked yet, 0 for none, and how many reads
+// are in them. number makes it.
+func (b *barrier) ask(now int64, number func() uint64) (round uint64, reads int) {
 	n := len(b.rounds)
 	if n == 0 || b.rounds[n-1].number != 0 || b.onTheWay >= roundsMax || b.standing.Leader == 0 {
-		return 0
+		return 0, 0
 	}
 	b.joinable = false
 	b.asked, b.askedAt = number(), now
 	b.onTheWay++
 	for i := n - 1; i >= 0 && b.rounds[i].number == 0; i-- {
 		b.rounds[i].number, b.rounds[i].leader = b.asked, b.standing.Leader
+		reads += b.rounds[i].reads
 	}
-	return b.asked
+	return b.asked, reads
 }
 
 // confirm takes raft's read index for all rounds up to number, and appends those that are finished to out.

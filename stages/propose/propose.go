@@ -25,8 +25,10 @@ type Stage struct {
 	events  *mailbox.Mailbox[struct{}] // "look again": a level or the time has changed
 
 	// Owned by Run.
-	core  core
-	taken []request
+	core      core
+	taken     []request
+	gathering gathering
+	gathered  int // requests taken and reads asked for in this turn
 
 	// Shared: each guards itself.
 	cells   *cells

@@ -65,7 +65,7 @@ func (s *Stage) Published(index uint64) {
 	wakeRounds(done)
 }
 
-func (r *reads) ask(now int64, number func() uint64) uint64 {
+func (r *reads) ask(now int64, number func() uint64) (round uint64, reads int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.core.ask(now, number)

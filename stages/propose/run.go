@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 
 	"go.etcd.io/raft/v3/raftpb"
 
@@ -22,13 +23,27 @@ func (s *Stage) Run(ctx context.Context) error {
 			s.Abandon()
 			return context.Cause(ctx)
 		}
-		if err := s.turn(ctx); err != nil {
+		if err := s.gather(ctx); err != nil {
 			if err != mailbox.ErrClosed { // not the orderly end: nobody will be served any more
 				s.Abandon()
 			}
 			return err
 		}
 	}
+}
+
+// gather is one turn, after those who are about to send if that is worth it.
+func (s *Stage) gather(ctx context.Context) error {
+	s.gathered = 0
+	if !s.gathering.due() {
+		return s.turn(ctx)
+	}
+	began := s.cfg.Clock()
+	runtime.Gosched()
+	took := s.cfg.Clock() - began
+	err := s.turn(ctx)
+	s.gathering.gave(s.gathered, took)
+	return err
 }
 
 // turn looks at everything, whatever the token was for: a lane that was closed when its token came must be
@@ -115,10 +130,9 @@ func (s *Stage) look(ctx context.Context) error {
 			return err
 		}
 	}
-	if round := s.reads.ask(now, s.ids.next); round != 0 {
-		return s.askAgain(ctx, round)
-	}
-	return nil
+	round, reads := s.reads.ask(now, s.ids.next)
+	s.gathered += reads
+	return s.askAgain(ctx, round)
 }
 
 // askAgain asks raft for a read round, 0 for none.
@@ -159,6 +173,7 @@ func (s *Stage) advance(ctx context.Context, lane Lane) (moved bool, err error) 
 		stamp.Depth = int32(len(s.taken))
 		s.core.add(lane, s.taken)
 		moved = len(s.taken) > 0
+		s.gathered += len(s.taken)
 		clear(s.taken)
 	}
 	if lane == System {
