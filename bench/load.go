@@ -1,21 +1,18 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"sluice/bench/process"
+	"sluice/bench/workload"
 
 	"github.com/google/pprof/profile"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -38,7 +35,7 @@ type result struct {
 	rssMiB         float64
 }
 
-func launch(ctx context.Context, program string, o options, flags ...string) (*target, error) {
+func launch(ctx context.Context, program string, o stageOptions, flags ...string) (*target, error) {
 	dir, err := os.MkdirTemp("", "sluice-bench-")
 	if err != nil {
 		return nil, fmt.Errorf("make a data directory: %w", err)
@@ -79,7 +76,7 @@ func (t *target) close() {
 func key(n int) string { return fmt.Sprintf("/registry/things/namespace-%03d/thing-%08d", n%300, n) }
 
 // fill writes the key space that reads are spread over.
-func (t *target) fill(ctx context.Context, o options) error {
+func (t *target) fill(ctx context.Context, o stageOptions) error {
 	value := string(noise(o.size))
 	var ops []clientv3.Op
 	for n := range o.keys {
@@ -103,13 +100,13 @@ func noise(n int) []byte {
 }
 
 // load runs o.ops operations, closed loop, and measures them.
-func (t *target) load(ctx context.Context, o options, seed uint64) (result, error) {
+func (t *target) load(ctx context.Context, o stageOptions, seed uint64) (result, error) {
 	value := string(noise(o.size))
-	before, err := t.meters(ctx)
+	before, err := workload.Scrape(ctx, t.daemon)
 	if err != nil {
 		return result{}, err
 	}
-	cpu, err := t.cpu()
+	cpu, err := workload.ProcessCPU(t.daemon.PID())
 	if err != nil {
 		return result{}, err
 	}
@@ -137,18 +134,18 @@ func (t *target) load(ctx context.Context, o options, seed uint64) (result, erro
 	if err := failed.Load(); err != nil {
 		return result{}, *err
 	}
-	cpuAfter, err := t.cpu()
+	cpuAfter, err := workload.ProcessCPU(t.daemon.PID())
 	if err != nil {
 		return result{}, err
 	}
-	after, err := t.meters(ctx)
+	after, err := workload.Scrape(ctx, t.daemon)
 	if err != nil {
 		return result{}, err
 	}
 	all := slices.Concat(took...)
 	slices.Sort(all)
 	n := float64(len(all))
-	diff := after.since(before)
+	diff := after.Since(before)
 	return result{
 		rate: n / elapsed.Seconds(), p50: all[len(all)/2], p99: all[len(all)*99/100], p999: all[len(all)*999/1000],
 		cpuMicros: float64((cpuAfter - cpu).Microseconds()) / n,
@@ -158,7 +155,7 @@ func (t *target) load(ctx context.Context, o options, seed uint64) (result, erro
 	}, nil
 }
 
-func operate(ctx context.Context, c *clientv3.Client, o options, g *rand.Rand, value string) error {
+func operate(ctx context.Context, c *clientv3.Client, o stageOptions, g *rand.Rand, value string) error {
 	k := key(g.IntN(o.keys))
 	var err error
 	switch {
@@ -234,65 +231,4 @@ func writeProfile(file string, parts []*profile.Profile) error {
 		return fmt.Errorf("profile: %w", err)
 	}
 	return f.Close()
-}
-
-// cpu is the server's user and system time so far; the kernel counts it in ticks of 10 ms.
-func (t *target) cpu() (time.Duration, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", t.daemon.PID()))
-	if err != nil {
-		return 0, fmt.Errorf("read the server's CPU time: %w", err)
-	}
-	_, rest, ok := strings.Cut(string(data), ") ")
-	fields := strings.Fields(rest)
-	if !ok || len(fields) < 13 {
-		return 0, errors.New("read the server's CPU time: unexpected format")
-	}
-	ticks := int64(0)
-	for _, f := range fields[11:13] { // utime, stime
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("read the server's CPU time: %w", err)
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * 10 * time.Millisecond, nil
-}
-
-// readings are the samples of one scrape by name and labels.
-type readings map[string]float64
-
-func (r readings) since(before readings) readings {
-	diff := readings{}
-	for name, v := range r {
-		diff[name] = v - before[name]
-	}
-	return diff
-}
-
-func (t *target) meters(ctx context.Context) (readings, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.daemon.Client+"/metrics", nil)
-	if err != nil {
-		return nil, fmt.Errorf("scrape: %w", err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("scrape: %w", err)
-	}
-	defer resp.Body.Close()
-	r := readings{}
-	lines := bufio.NewScanner(resp.Body)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		name, value, ok := strings.Cut(lines.Text(), " ")
-		if !ok || strings.HasPrefix(name, "#") {
-			continue
-		}
-		if v, err := strconv.ParseFloat(value, 64); err == nil {
-			r[name] = v
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("scrape: %w", err)
-	}
-	return r, nil
 }

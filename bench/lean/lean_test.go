@@ -151,7 +151,7 @@ func TestClosedLoop(t *testing.T) {
 			var latency stats.Histogram
 			done, err := c.Run(t.Context(), Load{
 				InFlight: inFlight, Ops: ops, Latency: &latency,
-				Next: func(slot int, dst []byte) (string, []byte) {
+				Next: func(slot int, _ time.Time, dst []byte) (string, []byte) {
 					size = size%700 + 1
 					want[slot] = int64(size)
 					return put, append(dst, message(t, &pb.PutRequest{Key: []byte("k"), Value: make([]byte, size)})...)
@@ -187,7 +187,7 @@ func TestOpenLoopBeginsWhatIsDue(t *testing.T) {
 			done, err := dial(t).Run(t.Context(), Load{
 				InFlight: 1000, Start: start, Interval: time.Millisecond, Until: start.Add(200 * time.Millisecond),
 				Latency: &latency,
-				Next:    func(_ int, dst []byte) (string, []byte) { return put, dst },
+				Next:    func(_ int, _ time.Time, dst []byte) (string, []byte) { return put, dst },
 			})
 			if err != nil || done != 200 || latency.Count() != 200 {
 				t.Errorf("%d calls, %d latencies, %v", done, latency.Count(), err)
@@ -201,7 +201,7 @@ func TestRefusedCallIsReported(t *testing.T) {
 	for name, dial := range serve(t) {
 		t.Run(name, func(t *testing.T) {
 			n := 0
-			done, err := dial(t).Run(t.Context(), Load{InFlight: 1, Ops: 10, Next: func(_ int, dst []byte) (string, []byte) {
+			done, err := dial(t).Run(t.Context(), Load{InFlight: 1, Ops: 10, Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
 				key := "k"
 				if n++; n == 4 {
 					key = "refused"
@@ -212,7 +212,7 @@ func TestRefusedCallIsReported(t *testing.T) {
 			if !errors.As(err, &refused) || *refused != (StatusError{8, "no space, sorry"}) || done != 3 {
 				t.Errorf("%d done, %v", done, err)
 			}
-			_, err = dial(t).Run(t.Context(), Load{InFlight: 1, Ops: 1, Next: func(_ int, dst []byte) (string, []byte) {
+			_, err = dial(t).Run(t.Context(), Load{InFlight: 1, Ops: 1, Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
 				return "/no.Such/Method", dst
 			}})
 			if !errors.As(err, &refused) || refused.Code != 12 {
@@ -230,7 +230,7 @@ func TestLargeAndEmptyAnswers(t *testing.T) {
 			for round := range 3 {
 				done, err := c.Run(t.Context(), Load{
 					InFlight: 2, Ops: 2,
-					Next: func(_ int, dst []byte) (string, []byte) {
+					Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
 						return get, append(dst, message(t, &pb.RangeRequest{Key: []byte("k"), Limit: 5})...)
 					},
 					Answer: func(_ int, msg []byte) error {
@@ -253,7 +253,7 @@ func TestLargeAndEmptyAnswers(t *testing.T) {
 			messages := 0
 			done, err := c.Run(t.Context(), Load{
 				InFlight: 1, Ops: 1,
-				Next: func(_ int, dst []byte) (string, []byte) {
+				Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
 					return rangeStream, append(dst, message(t, &pb.RangeRequest{Key: []byte("k"), Limit: 1000})...)
 				},
 				Answer: func(int, []byte) error { messages++; return nil },
@@ -261,7 +261,7 @@ func TestLargeAndEmptyAnswers(t *testing.T) {
 			if err != nil || done != 1 || messages != 1000 {
 				t.Errorf("%d done, %d messages, %v", done, messages, err)
 			}
-			done, err = c.Run(t.Context(), Load{InFlight: 1, Ops: 1, Next: func(_ int, dst []byte) (string, []byte) {
+			done, err = c.Run(t.Context(), Load{InFlight: 1, Ops: 1, Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
 				return put, append(dst, message(t, &pb.PutRequest{Key: []byte("empty")})...)
 			}})
 			if err != nil || done != 1 {
@@ -276,7 +276,7 @@ func TestLargeRequestsRespectTheWindow(t *testing.T) {
 	for name, dial := range serve(t) {
 		t.Run(name, func(t *testing.T) {
 			value := make([]byte, 30<<10)
-			done, err := dial(t).Run(t.Context(), Load{InFlight: 50, Ops: 300, Next: func(_ int, dst []byte) (string, []byte) {
+			done, err := dial(t).Run(t.Context(), Load{InFlight: 50, Ops: 300, Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
 				return put, append(dst, message(t, &pb.PutRequest{Key: []byte("k"), Value: value})...)
 			}})
 			if err != nil || done != 300 {
@@ -292,7 +292,7 @@ func TestRunEndsWithContext(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			calls := 0
-			_, err := dial(t).Run(ctx, Load{InFlight: 1, Next: func(_ int, dst []byte) (string, []byte) {
+			_, err := dial(t).Run(ctx, Load{InFlight: 1, Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
 				if calls++; calls == 100 {
 					cancel()
 				}

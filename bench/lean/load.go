@@ -14,8 +14,8 @@ import (
 // it is a closed loop: InFlight calls are under way at any time.
 type Load struct {
 	InFlight int // most calls under way; each has a slot 0..InFlight-1 of its own
-	// Next appends the message of the slot's next call to dst.
-	Next func(slot int, dst []byte) (method string, msg []byte)
+	// Next appends the message of the slot's next call, due then, to dst.
+	Next func(slot int, due time.Time, dst []byte) (method string, msg []byte)
 	// Answer looks at an answer; nil if the status says enough. msg is valid during the call only.
 	Answer   func(slot int, msg []byte) error
 	Ops      int       // calls at most; 0 is no limit
@@ -37,7 +37,11 @@ type run struct {
 	ended    int
 	free     []int // slots
 	answered []bool
-	msg      []byte
+	// The next call, while the server's window has no room for it.
+	held   bool
+	slot   int
+	method string
+	msg    []byte
 }
 
 // Run works off l and returns how many calls were answered, all with status OK: any other ends it with an
@@ -75,7 +79,7 @@ func (r *run) begin() (next time.Time, err error) {
 	default:
 	}
 	now := time.Now()
-	for len(r.free) > 0 && (r.Ops == 0 || r.began < r.Ops) {
+	for (r.held || len(r.free) > 0) && (r.Ops == 0 || r.began < r.Ops) {
 		due := now
 		if r.Interval > 0 {
 			due = r.Start.Add(time.Duration(r.began) * r.Interval)
@@ -86,22 +90,24 @@ func (r *run) begin() (next time.Time, err error) {
 		if due.After(now) {
 			return due, nil
 		}
-		slot := r.free[len(r.free)-1]
-		method, msg := r.Next(slot, r.msg[:0])
-		r.msg = msg
-		if !r.conn.CanOpen(len(msg)) {
+		if !r.held {
+			r.slot, r.held = r.free[len(r.free)-1], true
+			r.free = r.free[:len(r.free)-1]
+			r.method, r.msg = r.Next(r.slot, due, r.msg[:0])
+		}
+		if !r.conn.CanOpen(len(r.msg)) {
 			if r.began == r.ended {
 				return now.Add(time.Millisecond), nil // the server's window is still to come
 			}
 			return time.Time{}, nil
 		}
-		s := r.conn.Open(method)
-		s.Tag, s.Since = slot, due.UnixNano()
-		if err := r.conn.Send(s, msg, true); err != nil {
+		s := r.conn.Open(r.method)
+		s.Tag, s.Since = r.slot, due.UnixNano()
+		if err := r.conn.Send(s, r.msg, true); err != nil {
 			return time.Time{}, err
 		}
-		r.free = r.free[:len(r.free)-1]
-		r.answered[slot] = false
+		r.answered[r.slot] = false
+		r.held = false
 		r.began++
 		if r.conn.Buffered() > readBytes {
 			if err := r.conn.Flush(); err != nil {

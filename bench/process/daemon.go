@@ -3,6 +3,7 @@ package process
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -27,6 +28,10 @@ type Daemon struct {
 	Peer    string   // peer URL
 	Extra   []string // further flags
 	Env     []string // further environment
+	// TLS is how clients connect if Client is an https URL, which the caller sets together with the flags.
+	TLS *tls.Config
+	// Pages is the URL of /health and /metrics if flags have moved them away from Client.
+	Pages string
 
 	cmd    *exec.Cmd
 	log    *logBuffer
@@ -65,6 +70,14 @@ func freePort() (string, error) {
 
 // Start runs the daemon and returns when /health says true, or ErrNotReady with the end of its log.
 func (d *Daemon) Start(ctx context.Context) error {
+	if err := d.Spawn(); err != nil {
+		return err
+	}
+	return d.awaitReady(ctx)
+}
+
+// Spawn runs the daemon and returns at once.
+func (d *Daemon) Spawn() error {
 	args := []string{
 		"--name=m1", "--data-dir=" + d.Dir,
 		"--listen-client-urls=" + d.Client, "--advertise-client-urls=" + d.Client,
@@ -80,7 +93,7 @@ func (d *Daemon) Start(ctx context.Context) error {
 	}
 	d.exited = make(chan struct{})
 	go func() { d.state = d.cmd.Wait(); close(d.exited) }()
-	return d.awaitReady(ctx)
+	return nil
 }
 
 func (d *Daemon) awaitReady(ctx context.Context) error {
@@ -88,8 +101,10 @@ func (d *Daemon) awaitReady(ctx context.Context) error {
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
+	client := d.HTTP()
+	defer client.CloseIdleConnections()
 	for {
-		if healthy(ctx, d.Client) {
+		if healthy(ctx, client, d.PagesURL()) {
 			return nil
 		}
 		select {
@@ -102,14 +117,27 @@ func (d *Daemon) awaitReady(ctx context.Context) error {
 	}
 }
 
-func healthy(ctx context.Context, url string) bool {
+// PagesURL is where the daemon's pages are.
+func (d *Daemon) PagesURL() string {
+	if d.Pages != "" {
+		return d.Pages
+	}
+	return d.Client
+}
+
+// HTTP returns a client for the daemon's pages, with connections of its own.
+func (d *Daemon) HTTP() *http.Client {
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: d.TLS}}
+}
+
+func healthy(ctx context.Context, client *http.Client, url string) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/health?exclude=NOSPACE&exclude=CORRUPT", nil)
 	if err != nil {
 		return false
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return false
 	}
@@ -158,7 +186,7 @@ func (d *Daemon) Log() string { return d.log.tail() }
 // Connect returns a stock client of the daemon.
 func (d *Daemon) Connect() (*clientv3.Client, error) {
 	c, err := clientv3.New(clientv3.Config{
-		Endpoints: []string{d.Client}, DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
+		Endpoints: []string{d.Client}, DialTimeout: 5 * time.Second, Logger: zap.NewNop(), TLS: d.TLS,
 		MaxCallRecvMsgSize: 1 << 30, MaxCallSendMsgSize: 16 << 20,
 	})
 	if err != nil {
