@@ -203,6 +203,9 @@ func (s *clusterServer) MemberUpdate(
 	}
 	urls, err := types.NewURLs(r.PeerURLs)
 	if err != nil {
+		if _, ok := s.table().Get(r.ID); !ok {
+			return nil, rpctypes.ErrGRPCMemberNotFound
+		}
 		return nil, rpctypes.ErrGRPCMemberBadURLs
 	}
 	list, err := s.change(ctx, members.Update(r.ID, urls.StringSlice()))

@@ -51,11 +51,13 @@ func (w *Web) hostAllowed(host string) bool {
 	return slices.Contains(w.cfg.HostWhitelist, strings.Trim(host, "[]"))
 }
 
-// betaPath serves the old prefix.
+// betaPath serves the old prefix of the gateway.
 func betaPath(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		moved := r.Clone(r.Context())
-		moved.URL.Path = "/v3/" + strings.TrimPrefix(r.URL.Path, "/v3beta/")
-		next.ServeHTTP(w, moved)
+		if path, old := strings.CutPrefix(r.URL.Path, "/v3beta/"); old {
+			r = r.Clone(r.Context())
+			r.URL.Path = "/v3/" + path
+		}
+		next.ServeHTTP(w, r)
 	})
 }

@@ -2,7 +2,9 @@ package web
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 
@@ -21,7 +23,7 @@ import (
 type GatewayConfig struct {
 	Conn   grpc.ClientConnInterface // to this member's own gRPC server
 	Logger *zap.Logger
-	// BodyBytesMax bounds the body of a request that is one message, and a message of a websocket.
+	// BodyBytesMax bounds each JSON message: a body that is one, one of a stream's body, one of a websocket.
 	BodyBytesMax int64
 	CORS         []string // origins that may open a websocket; "*" is all
 	// AuthEnabled says whether users are checked: then the name in a client certificate would mislead.
@@ -37,7 +39,7 @@ type gateway struct {
 // NewGateway returns the handler of /v3/. ctx bounds its registration only.
 func NewGateway(ctx context.Context, cfg GatewayConfig) (http.Handler, error) {
 	g := &gateway{cfg: cfg, mux: gwruntime.NewServeMux(
-		gwruntime.WithMarshalerOption(gwruntime.MIMEWildcard, marshaler()),
+		gwruntime.WithMarshalerOption(gwruntime.MIMEWildcard, marshaler()), gwruntime.WithErrorHandler(refuse),
 	)}
 	for _, register := range []func() error{
 		func() error { return gw.RegisterKVHandlerClient(ctx, g.mux, pb.NewKVClient(cfg.Conn)) },
@@ -80,7 +82,30 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !slices.Contains(streamPaths(), r.URL.Path) {
-		r.Body = http.MaxBytesReader(w, r.Body, g.cfg.BodyBytesMax)
+		r.Body = &boundedBody{ReadCloser: http.MaxBytesReader(w, r.Body, g.cfg.BodyBytesMax)}
 	}
 	g.mux.ServeHTTP(w, r)
+}
+
+// boundedBody remembers that the limit was met: the generated handlers pass on the text of an error only.
+type boundedBody struct {
+	io.ReadCloser
+	met bool
+}
+
+func (b *boundedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	var tooLarge *http.MaxBytesError
+	b.met = b.met || errors.As(err, &tooLarge)
+	return n, err
+}
+
+// refuse answers a failed call. A body above the limit is refused as grpc refuses such a message.
+func refuse(ctx context.Context, mux *gwruntime.ServeMux, m gwruntime.Marshaler,
+	w http.ResponseWriter, r *http.Request, err error,
+) {
+	if b, ok := r.Body.(*boundedBody); ok && b.met {
+		err = errMessageTooLarge
+	}
+	gwruntime.DefaultHTTPErrorHandler(ctx, mux, m, w, r, err)
 }

@@ -226,7 +226,7 @@ func TestGatewayShape(t *testing.T) {
 		compact(string(text)) != `{"code":12,"message":"Method Not Allowed"}` {
 		t.Errorf("GET: %d %s", resp.StatusCode, text)
 	}
-	if code, body, _ := post(t, s, "/v3/kv/range", `{"key":"`+strings.Repeat("a", 2<<20)+`"}`); code != 400 {
+	if code, body, _ := post(t, s, "/v3/kv/range", `{"key":"`+strings.Repeat("a", 2<<20)+`"}`); code != 429 {
 		t.Errorf("body above the limit: %d %s", code, body)
 	}
 }
@@ -287,11 +287,38 @@ func TestBrokenStreamBodies(t *testing.T) {
 				}
 			}
 			all.Wait()
-			if code, body, _ := post(t, s, pathKeepAlive, `{"ID":7} word`); code != 200 && code != 400 ||
+			// A watch ends at once; a keepalive first has its answer.
+			if code, body, _ := post(t, s, pathWatch, `{"create_request":{}} word`); code != 200 && code != 400 ||
 				!strings.Contains(body, `{"error":{"code":3,"message":"decode request: `) {
-				t.Errorf("a word behind a request: %d %s", code, body)
+				t.Errorf("a word behind a watch: %d %s", code, body)
+			}
+			if code, body, _ := post(t, s, pathKeepAlive, `{"ID":7} word`); code != 200 || !strings.HasPrefix(
+				compact(body), `{"result":{"ID":"7","TTL":"100"}}`+"\n"+`{"error":{"code":3,"message":"decode request: `) {
+				t.Errorf("a word behind a keepalive: %d %s", code, body)
 			}
 		})
+	}
+}
+
+// Every JSON message is bounded, wherever it stands.
+func TestMessageLimit(t *testing.T) {
+	s := serveGateway(t, false, func(c *GatewayConfig) { c.BodyBytesMax = 1000 })
+	const refusal = `"code":8,"message":"grpc: received message larger than max"`
+	long := fmt.Sprintf(`{"key":%q}`, strings.Repeat("a", 4000))
+	for path, body := range map[string]string{
+		"/v3/kv/range": long, pathWatch: `{"create_request":` + long + `}`, pathKeepAlive: strings.Repeat(" ", 2000),
+	} {
+		if code, text, _ := post(t, s, path, body); code != 429 || !strings.Contains(text, refusal) {
+			t.Errorf("%s: %d %s", path, code, text)
+		}
+	}
+	code, text, _ := post(t, s, pathKeepAlive, strings.Repeat(`{"ID":7}`, 1000))
+	if code != 200 || strings.Count(text, `"TTL":"100"`) != 1000 {
+		t.Errorf("many short ones: %d %.300s", code, text)
+	}
+	code, text, _ = post(t, s, pathKeepAlive, `{"ID":7}`+long)
+	if code != 200 || !strings.Contains(text, `"TTL":"100"`) || !strings.Contains(text, refusal) {
+		t.Errorf("a long one behind a short one: %d %s", code, text)
 	}
 }
 

@@ -30,11 +30,20 @@ const (
 
 func streamPaths() []string { return []string{pathWatch, pathKeepAlive} }
 
+// streamEnd says what ends a stream of answers.
+type streamEnd uint8
+
+const (
+	endsWithClient   streamEnd = iota // only the end of the call
+	endsWithRequests                  // the end of the requests, once each has its answer
+)
+
 // registerStreams serves the two calls that stream both ways. The generated handlers wait for the server's
 // first answer whatever the body holds, so that a body that is empty or no JSON gets no answer at all.
 func (g *gateway) registerStreams() error {
-	watch := streamCall(g, "/etcdserverpb.Watch/Watch", pathWatch, pb.NewWatchClient(g.cfg.Conn).Watch)
-	keepAlive := streamCall(g, "/etcdserverpb.Lease/LeaseKeepAlive", pathKeepAlive,
+	watch := streamCall(g, "/etcdserverpb.Watch/Watch", pathWatch, endsWithClient,
+		pb.NewWatchClient(g.cfg.Conn).Watch)
+	keepAlive := streamCall(g, "/etcdserverpb.Lease/LeaseKeepAlive", pathKeepAlive, endsWithRequests,
 		pb.NewLeaseClient(g.cfg.Conn).LeaseKeepAlive)
 	return errors.Join(
 		g.mux.HandlePath(http.MethodPost, pathWatch, watch),
@@ -43,13 +52,16 @@ func (g *gateway) registerStreams() error {
 }
 
 // streamCall makes the handler of one bidirectional call: the body is any number of JSON requests, the
-// answer one line of JSON for each message.
-func streamCall[Req, Resp any](g *gateway, method, path string,
+// answer one line of JSON for each message. What stands before the place where a body is broken was asked for:
+// where it has an end, its answers come first, then the error.
+func streamCall[Req, Resp any](g *gateway, method, path string, end streamEnd,
 	open func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[Req, Resp], error),
 ) gwruntime.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request, _ map[string]string) {
 		sent := make(chan struct{})
-		out := &lines{w: w, rc: http.NewResponseController(w), http1: r.ProtoMajor == 1, bodyRead: sent}
+		out := &lines{
+			w: w, rc: http.NewResponseController(w), http1: r.ProtoMajor == 1, bodyRead: sent, broken: make(chan error, 1),
+		}
 		// Requests may come while answers go; over HTTP/2 that needs no asking.
 		if err := out.rc.EnableFullDuplex(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			out.fail(err)
@@ -62,9 +74,9 @@ func streamCall[Req, Resp any](g *gateway, method, path string,
 			out.fail(err)
 			return
 		}
-		requests := json.NewDecoder(r.Body)
+		requests := newMessages(r.Body, g.cfg.BodyBytesMax)
 		first := new(Req)
-		if err := decode(requests, first); errors.Is(err, io.EOF) {
+		if err := requests.next(first); errors.Is(err, io.EOF) {
 			out.fail(status.Error(codes.InvalidArgument, "request body is empty"))
 			return
 		} else if err != nil {
@@ -78,9 +90,15 @@ func streamCall[Req, Resp any](g *gateway, method, path string,
 		}
 		go func() {
 			defer close(sent)
-			if err := sendAll(stream, requests, first); err != nil {
+			err := sendAll(stream, requests, first)
+			if err != nil && end == endsWithClient {
 				cancel(err)
+				return
 			}
+			if err != nil {
+				out.broken <- err
+			}
+			_ = stream.CloseSend() // never fails
 		}()
 		out.forward(ctx, receive(ctx, stream))
 		cancel(nil)
@@ -88,31 +106,59 @@ func streamCall[Req, Resp any](g *gateway, method, path string,
 	}
 }
 
-// decode reads one JSON message; io.EOF at the end of the body.
-func decode(from *json.Decoder, into any) error {
-	var text json.RawMessage
-	if err := from.Decode(&text); err != nil {
-		if errors.Is(err, io.EOF) {
-			return err
-		}
-		return status.Errorf(codes.InvalidArgument, "decode request: %v", err)
+// errMessageTooLarge ends a body with a message that would be refused anyway.
+var errMessageTooLarge = status.Error(codes.ResourceExhausted, "grpc: received message larger than max")
+
+// messages reads the JSON messages of a body, of which none may be longer than bytesMax and what the decoder had
+// read ahead.
+type messages struct {
+	body           io.Reader
+	decoder        *json.Decoder // of this
+	left, bytesMax int64         // that may be read until the next message
+}
+
+func newMessages(body io.Reader, bytesMax int64) *messages {
+	m := &messages{body: body, bytesMax: bytesMax}
+	m.decoder = json.NewDecoder(m)
+	return m
+}
+
+// Read is the decoder's.
+func (m *messages) Read(p []byte) (int, error) {
+	if m.left <= 0 {
+		return 0, errMessageTooLarge
 	}
-	if err := marshaler().Unmarshal(text, into); err != nil {
+	n, err := m.body.Read(p[:min(int64(len(p)), m.left)])
+	m.left -= int64(n)
+	return n, err
+}
+
+// next reads one message; io.EOF at the end of the body.
+func (m *messages) next(into any) error {
+	m.left = m.bytesMax
+	var text json.RawMessage
+	err := m.decoder.Decode(&text)
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, errMessageTooLarge):
+		return err
+	case err == nil:
+		err = marshaler().Unmarshal(text, into)
+	}
+	if err != nil {
 		return status.Errorf(codes.InvalidArgument, "decode request: %v", err)
 	}
 	return nil
 }
 
-// sendAll sends first and all that follows in the body, and half-closes at its end. A broken body ends the
-// call; an error of the call is told by its receiving side.
-func sendAll[Req, Resp any](stream grpc.BidiStreamingClient[Req, Resp], body *json.Decoder, first *Req) error {
+// sendAll sends first and all that follows in the body. A broken body is an error; an error of the call is
+// told by its receiving side.
+func sendAll[Req, Resp any](stream grpc.BidiStreamingClient[Req, Resp], body *messages, first *Req) error {
 	for m := first; ; {
 		if err := stream.Send(m); err != nil {
 			return nil
 		}
 		m = new(Req)
-		if err := decode(body, m); errors.Is(err, io.EOF) {
-			_ = stream.CloseSend() // never fails
+		if err := body.next(m); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
@@ -160,6 +206,7 @@ type lines struct {
 	rc       *http.ResponseController
 	http1    bool
 	bodyRead <-chan struct{} // closed when nobody reads the body any more
+	broken   chan error      // has how the body was broken, before the requests end
 	started  bool
 	bodyOpen bool // when the answer started
 }
@@ -196,7 +243,12 @@ func (l *lines) forward(ctx context.Context, answers <-chan answer) {
 				l.fail(context.Cause(ctx))
 				return
 			case errors.Is(a.err, io.EOF):
-				l.start(http.StatusOK, a.header)
+				select {
+				case err := <-l.broken:
+					l.fail(err)
+				default:
+					l.start(http.StatusOK, a.header)
+				}
 				return
 			case a.err != nil:
 				if cause := context.Cause(ctx); cause != nil {

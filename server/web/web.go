@@ -84,9 +84,8 @@ func (w *Web) Client() http.Handler {
 	}
 	if w.cfg.Gateway != nil {
 		mux.Handle("/v3/", w.cfg.Gateway)
-		mux.Handle("/v3beta/", betaPath(w.cfg.Gateway))
 	}
-	return w.access(mux)
+	return w.access(betaPath(mux))
 }
 
 // Metrics is the handler of the metrics URLs: metrics and probes, without the access rules of browsers.

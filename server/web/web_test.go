@@ -299,6 +299,7 @@ func TestOldPrefix(t *testing.T) {
 	}).Client()
 	for path, want := range map[string]string{
 		"/v3/kv/put": "/v3/kv/put", "/v3beta/kv/put": "/v3/kv/put", "/v3alpha/kv/put": "404 page not found\n",
+		"/v3beta": "404 page not found\n",
 	} {
 		if got := get(h, http.MethodPost, path).Body.String(); got != want {
 			t.Errorf("%s: %q, want %q", path, got, want)
