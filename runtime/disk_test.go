@@ -53,7 +53,8 @@ type faultyFile struct {
 func (f faultyFile) WriteAt(p []byte, off int64) (int, error) {
 	err := f.disk.ask("write", f.path)
 	if half, ok := err.(torn); ok {
-		n, _ := f.File.WriteAt(p[:len(p)/2], off)
+		end := max((off+int64(len(p))/2)/sectorBytes*sectorBytes, off)
+		n, _ := f.File.WriteAt(p[:end-off], off)
 		return n, half
 	}
 	if err != nil {
@@ -76,7 +77,10 @@ func (f faultyFile) Allocate(size int64) error {
 	return f.File.Allocate(size)
 }
 
-// torn lets half of a write happen before it fails.
+// sectorBytes is what a disk writes whole or not at all.
+const sectorBytes = 512
+
+// torn lets about half of a write happen before it fails.
 type torn struct{ err error }
 
 func (t torn) Error() string { return "half written: " + t.err.Error() }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"go.etcd.io/raft/v3/raftpb"
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"sluice/mailbox"
@@ -213,7 +214,14 @@ func TestStagePanics(t *testing.T) {
 		"expire": func(m *Member) error {
 			return m.expireIn.Sender(mailbox.Wait).Send(context.Background(), nil)
 		},
-		"apply": func(m *Member) error { return m.applyIn.Sender(mailbox.Wait).Send(context.Background(), nil) },
+		"apply": func(m *Member) error {
+			g := m.log.Core().(*gate)
+			g.shut(func() {
+				g.pass.Store(nil)
+				panic("a log that panics")
+			})
+			return nil
+		},
 		"persist": func(m *Member) error {
 			ahead := &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: new(uint64(1 << 40))}}
 			return m.persistIn.Sender(mailbox.Wait).Send(context.Background(), persist.Checkpoint{Snapshot: ahead})
@@ -235,6 +243,7 @@ func TestStagePanics(t *testing.T) {
 	} {
 		t.Run(stage, func(t *testing.T) {
 			everySize(t, func(t *testing.T, cfg Config, disk *faultyDisk) {
+				cfg.Logger, cfg.WarningDuration = zap.New(&gate{LevelEnabler: zap.WarnLevel}), -1
 				failure := failing(t, cfg, disk, func(m *Member) {
 					if err := breakIt(m); err != nil {
 						t.Error(err)

@@ -182,7 +182,7 @@ func (l *lease) fromRecord() int64 {
 
 // later is t plus seconds; the sum stops at forever, which the largest TTL comes near to.
 func later(t, seconds int64) int64 {
-	if seconds > (forever-1-t)/second {
+	if seconds > (forever-1-max(t, 0))/second { // a clock may begin anywhere
 		return forever - 1
 	}
 	return t + seconds*second
