@@ -69,7 +69,7 @@ type Conn struct {
 
 	encoder   *hpack.Encoder
 	block     bytes.Buffer
-	blocks    map[string][]byte // header block per method; set once its fields are in the server's table
+	blocks    map[string][]byte // header block per method; nil while it has to be encoded
 	authority string
 	scheme    string
 	decoder   *hpack.Decoder
@@ -155,8 +155,9 @@ func (c *Conn) Open(method string) *Stream {
 	return s
 }
 
-// headers encodes the header block of a method. The first one puts the fields into the server's table; the
-// second consists of references to them only, and stays valid because nothing else ever enters the table.
+// headers encodes the header block of a method. The first one puts its fields into the server's table, where
+// it moves what is there already: blocks kept from before are then void. Any later one consists of references
+// only, and is kept.
 func (c *Conn) headers(method string) []byte {
 	if block := c.blocks[method]; len(block) > 0 {
 		return block
@@ -172,6 +173,9 @@ func (c *Conn) headers(method string) []byte {
 	if _, used := c.blocks[method]; used {
 		c.blocks[method] = bytes.Clone(c.block.Bytes())
 	} else {
+		for other := range c.blocks {
+			c.blocks[other] = nil
+		}
 		c.blocks[method] = nil
 	}
 	return c.block.Bytes()

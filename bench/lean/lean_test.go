@@ -304,3 +304,26 @@ func TestRunEndsWithContext(t *testing.T) {
 		})
 	}
 }
+
+// Calls of several methods share a connection, in any order.
+func TestMethodsShareAConnection(t *testing.T) {
+	for name, dial := range serve(t) {
+		t.Run(name, func(t *testing.T) {
+			n, messages := 0, 0
+			done, err := dial(t).Run(t.Context(), Load{
+				InFlight: 3, Ops: 120,
+				Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
+					n++
+					if method := []string{put, put, rangeStream, put, get, rangeStream}[n%6]; method != rangeStream {
+						return method, dst
+					}
+					return rangeStream, append(dst, message(t, &pb.RangeRequest{Limit: 2})...)
+				},
+				Answer: func(int, []byte) error { messages++; return nil },
+			})
+			if err != nil || done != 120 || messages != 160 {
+				t.Errorf("%d done, %d messages, %v", done, messages, err)
+			}
+		})
+	}
+}
