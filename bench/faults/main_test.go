@@ -39,10 +39,11 @@ type served struct {
 	pool    *rpc.PoisonPool
 	server  *rpc.Server
 	ended   chan error
+	cut     bool // a connection was cut: grpc leaves what it has queued to the garbage collector
 }
 
 // serve starts a member whose buffers are poisoned, until the test ends.
-func serve(t *testing.T, boxes runtime.Mailboxes, change func(*runtime.Config)) *served {
+func serve(t *testing.T, boxes runtime.Mailboxes, change func(*runtime.Config, *rpc.Config)) *served {
 	t.Helper()
 	s := &served{pool: rpc.NewPoisonPool(), ended: make(chan error, 1)}
 	s.cfg = runtime.Config{
@@ -53,8 +54,9 @@ func serve(t *testing.T, boxes runtime.Mailboxes, change func(*runtime.Config)) 
 		RequestBytesMax: 1572864, Version: members.Version{Major: 3, Minor: 7, Patch: 3}, TokenTTL: time.Minute,
 		Mailboxes: boxes, SegmentBytes: 4 << 20,
 	}
+	services := rpc.Config{ServerVersion: "3.7.3", BcryptCost: 4, LearnersMax: 1, Buffers: s.pool}
 	if change != nil {
-		change(&s.cfg)
+		change(&s.cfg, &services)
 	}
 	var err error
 	if s.Member, err = runtime.New(s.cfg); err != nil {
@@ -71,7 +73,7 @@ func serve(t *testing.T, boxes runtime.Mailboxes, change func(*runtime.Config)) 
 		t.Fatal(err)
 	}
 	s.address = endpoints[0].Addr().String()
-	s.server = rpc.New(rpc.Config{ServerVersion: "3.7.3", BcryptCost: 4, LearnersMax: 1, Buffers: s.pool}, s.Member)
+	s.server = rpc.New(services, s.Member)
 	go func() { s.ended <- s.server.Serve(context.Background(), endpoints, http.NotFoundHandler()) }()
 	t.Cleanup(func() { s.stop(t) })
 	return s
@@ -92,7 +94,7 @@ func (s *served) stop(t *testing.T) {
 	if err := s.Stop(ctx); err != nil {
 		t.Error(err)
 	}
-	if n := s.pool.Out(); n != 0 {
+	if n := s.pool.Out(); n != 0 && !s.cut {
 		t.Errorf("%d buffers were not given back", n)
 	}
 }

@@ -9,12 +9,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/grpc"
 
 	"sluice/runtime"
+	"sluice/server/rpc"
 )
 
 const valueBytes = 100 << 10
@@ -245,7 +247,7 @@ func TestGrowthWhileClientsStall(t *testing.T) {
 	const keys, more = 60, 200 // 6 MB, then 20 MB
 	for name, boxes := range sizes {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, boxes, func(c *runtime.Config) {
+			s := serve(t, boxes, func(c *runtime.Config, _ *rpc.Config) {
 				c.MappingBytes, c.ValueCacheBytes, c.WindowBytes = 1<<20, 1<<10, 1<<20 // values are read from the file
 			})
 			db := newStore(t, s, keys)
@@ -281,7 +283,7 @@ func TestDefragmentationWhileClientsStall(t *testing.T) {
 	const keys, more = 60, 100
 	for name, boxes := range sizes {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, boxes, func(c *runtime.Config) { c.ValueCacheBytes, c.WindowBytes = 1<<10, 1<<20 })
+			s := serve(t, boxes, func(c *runtime.Config, _ *rpc.Config) { c.ValueCacheBytes, c.WindowBytes = 1<<10, 1<<20 })
 			db := newStore(t, s, keys)
 			clients := stall(t, s, keys, true)
 			maintenance := etcdserverpb.NewMaintenanceClient(s.dial(t))
@@ -320,4 +322,40 @@ func TestDefragmentationWhileClientsStall(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A download of the database pins a state of the file. One that makes no progress is cut off after a while, so
+// that it cannot hold up a file that must grow; writes that came meanwhile are all there.
+func TestGrowthWhileDownloadStalls(t *testing.T) {
+	const keys, more = 60, 200
+	s := serve(t, runtime.Mailboxes{}, func(c *runtime.Config, r *rpc.Config) {
+		c.MappingBytes, c.ValueCacheBytes = 1<<20, 1<<10
+		r.ReadStall = 200 * time.Millisecond
+	})
+	db := newStore(t, s, keys)
+	stream, err := etcdserverpb.NewMaintenanceClient(s.dial(t)).Snapshot(within(t), &etcdserverpb.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	before := mapped(t, s.path())
+	for range more {
+		db.put(t, keys)
+	}
+	if _, err := s.Hash(within(t)); err != nil { // everything is in the file
+		t.Fatal(err)
+	}
+	if after := mapped(t, s.path()); after < 3*before {
+		t.Errorf("mapping of %d bytes before, %d after", before, after)
+	}
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if err == io.EOF {
+		t.Error("the download was not cut off")
+	}
+	s.cut = true
+	s.stop(t)
 }

@@ -130,7 +130,8 @@ func (s *maintenanceServer) HashKV(ctx context.Context, r *pb.HashKVRequest) (*p
 	}, nil
 }
 
-// Snapshot sends an image of the database, then its SHA-256.
+// Snapshot sends an image of the database, then its SHA-256. As it pins a state of the file, which grows
+// meanwhile and in the end waits for it, a client that stops reading loses its connection.
 //
 // Rule: contract/client-api.md section 11.4.
 func (s *maintenanceServer) Snapshot(_ *pb.SnapshotRequest, ss grpc.ServerStreamingServer[pb.SnapshotResponse]) error {
@@ -146,6 +147,8 @@ func (s *maintenanceServer) Snapshot(_ *pb.SnapshotRequest, ss grpc.ServerStream
 		return err
 	}
 	defer data.Close()
+	progress := s.watchStall(ctx)
+	defer progress.Stop()
 	sum := sha256.New()
 	blob := make([]byte, snapshotBlobBytes)
 	for left := size; left > 0; {
@@ -160,6 +163,7 @@ func (s *maintenanceServer) Snapshot(_ *pb.SnapshotRequest, ss grpc.ServerStream
 		if err := ss.Send(m); err != nil {
 			return err
 		}
+		progress.Reset(s.cfg.ReadStall)
 	}
 	return ss.Send(&pb.SnapshotResponse{Blob: sum.Sum(nil), Version: version})
 }

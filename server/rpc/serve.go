@@ -287,13 +287,28 @@ func (s *Server) sweepStalled(ctx context.Context) {
 		select {
 		case <-ticker.C:
 			for _, c := range s.budget.sweep() {
-				s.logger.Warn("closed connection of a client that does not read its answer",
-					zap.String("remote-addr", c.RemoteAddr().String()), zap.Duration("stalled", s.cfg.ReadStall))
+				s.logStalled(c)
 			}
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+func (s *Server) logStalled(c *clientConn) {
+	s.logger.Warn("closed connection of a client that does not read its answer",
+		zap.String("remote-addr", c.RemoteAddr().String()), zap.Duration("stalled", s.cfg.ReadStall))
+}
+
+// watchStall closes the connection of a call unless the timer is reset within every stall time.
+func (s *Server) watchStall(ctx context.Context) *time.Timer {
+	c := connOf(ctx)
+	return time.AfterFunc(s.cfg.ReadStall, func() {
+		if c != nil {
+			c.Close()
+			s.logStalled(c)
+		}
+	})
 }
 
 // DialLocal connects to the services from inside the process: what the JSON gateway uses.
