@@ -51,8 +51,12 @@ type testMember struct {
 	snapshot string // what Snapshot returns
 	defrag   func() // called by Defragment
 	renewing func() // called by Renew
-	refuse   atomic.Pointer[error]
+	// proposing is called before each proposal, opening before each watch stream, reading before each barrier.
+	proposing, opening atomic.Pointer[func()]
+	reading            atomic.Pointer[func() error]
+	refuse             atomic.Pointer[error]
 
+	order   sync.Mutex // held while an entry gets its index and is sent
 	mu      sync.Mutex
 	index   uint64
 	waiting map[uint64]chan wire.Result
@@ -141,13 +145,21 @@ func (m *testMember) submit(
 	if err := ctx.Err(); err != nil {
 		return wire.Result{}, err
 	}
+	m.order.Lock() // not mu, which apply needs to go on
 	m.mu.Lock()
 	m.index++
-	id, answer := m.index, make(chan wire.Result, 1)
-	m.waiting[id] = answer
-	entry := wire.NewEntry(typ, testTerm, m.index, encode(id))
-	err := m.in.Sender(mailbox.Wait).Send(ctx, apply.Batch{Entries: []*raftpb.Entry{entry}})
+	index, answer := m.index, make(chan wire.Result, 1)
+	m.waiting[index] = answer
 	m.mu.Unlock()
+	entry := wire.NewEntry(typ, testTerm, index, encode(index))
+	err := m.in.Sender(mailbox.Wait).Send(ctx, apply.Batch{Entries: []*raftpb.Entry{entry}})
+	if err != nil {
+		m.mu.Lock()
+		m.index-- // nobody has seen it
+		delete(m.waiting, index)
+		m.mu.Unlock()
+	}
+	m.order.Unlock()
 	if err != nil {
 		return wire.Result{}, err
 	}
@@ -162,6 +174,7 @@ func (m *testMember) submit(
 }
 
 func (m *testMember) Propose(ctx context.Context, r *wire.Request, _ propose.Lane) (wire.Result, error) {
+	called(&m.proposing)
 	if refused := m.refuse.Load(); refused != nil {
 		return wire.Result{}, *refused
 	}
@@ -196,6 +209,11 @@ func (m *testMember) complete(results []wire.Result) {
 
 func (m *testMember) Barrier(ctx context.Context) error {
 	m.barriers.Add(1)
+	if reading := m.reading.Load(); reading != nil {
+		if err := (*reading)(); err != nil {
+			return err
+		}
+	}
 	if refused := m.refuse.Load(); refused != nil {
 		return *refused
 	}
@@ -238,7 +256,17 @@ func (m *testMember) Tokens() auth.Tokens   { return m.tokens }
 func (m *testMember) Done() <-chan struct{} { return m.done }
 func (m *testMember) PeersSupported() bool  { return m.peers }
 
-func (m *testMember) OpenWatch(cfg watch.StreamConfig) *watch.Stream { return m.watch.Open(cfg) }
+func (m *testMember) OpenWatch(cfg watch.StreamConfig) *watch.Stream {
+	called(&m.opening)
+	return m.watch.Open(cfg)
+}
+
+// called calls a test's hook, if there is one.
+func called(hook *atomic.Pointer[func()]) {
+	if fn := hook.Load(); fn != nil {
+		(*fn)()
+	}
+}
 
 func (m *testMember) Renew(_ context.Context, id int64) (int64, error) {
 	if m.renewing != nil {
