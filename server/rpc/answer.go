@@ -107,7 +107,8 @@ func (a *answer) body(b []byte) {
 	a.seal()
 	a.size += len(b)
 	if a.grant != nil {
-		a.bufs = append(a.bufs, mem.NewBuffer(&b, loose{a.grant}))
+		whole := b // so that only a large body's slice is moved to the heap
+		a.bufs = append(a.bufs, mem.NewBuffer(&whole, loose{a.grant}))
 		return
 	}
 	a.bufs = append(a.bufs, mem.SliceBuffer(b))

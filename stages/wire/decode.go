@@ -313,7 +313,11 @@ func (r *TxnRequest) merge(b []byte, depth int) error {
 
 // Decode reads etcdserverpb.InternalRaftRequest into r, which aliases b. A request of another kind than
 // the hot ones is decoded by the generated code into Other (nil when the entry holds no request).
+//
+// A put is decoded into the PutRequest that r has, if it has one: whoever decodes entry after entry into one
+// r must be done with the last one's.
 func (r *Request) Decode(b []byte) error {
+	put := r.Put
 	*r = Request{}
 	other, legacyID := false, uint64(0)
 	for in := b; len(in) > 0; {
@@ -326,7 +330,12 @@ func (r *Request) Decode(b []byte) error {
 		case f.typ == protowire.BytesType && f.num == fieldHeader:
 			err = r.decodeHeader(f.b)
 		case f.typ == protowire.BytesType && f.num == fieldPut:
-			if r.Put == nil {
+			switch {
+			case r.Put != nil: // a second part of the same message
+			case put != nil:
+				*put = PutRequest{}
+				r.Put = put
+			default:
 				r.Put = new(PutRequest)
 			}
 			err = r.Put.merge(f.b)
