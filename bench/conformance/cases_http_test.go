@@ -213,17 +213,26 @@ func TestBC74(t *testing.T) {
 
 func TestBC75(t *testing.T) {
 	s := serve(t)
-	for path, want := range map[string]string{
-		"/v3/auth/role/add": "role name is empty", "/v3/auth/user/add": "user name is empty",
-		"/v3/auth/enable": "root user does not exist",
+	for _, c := range []struct {
+		path, body string
+		status     int
+		text       string
+	}{
+		{"/v3/election/proclaim", ``, 500, `"leader\" field must be provided`},
+		{"/v3/election/proclaim", `{}`, 500, `"leader\" field must be provided`},
+		{"/v3/election/proclaim", `{"leader":null}`, 500, `"leader\" field must be provided`},
+		{"/v3/election/proclaim", `{"leader":{}}`, 500, "etcdserver: key is not provided"},
+		{"/v3/election/resign", ``, 500, `"leader\" field must be provided`},
+		{"/v3/election/resign", `{}`, 500, `"leader\" field must be provided`},
+		{"/v3/election/resign", `{"leader":{}}`, 500, "etcdserver: key is not provided"},
+		{"/v3/auth/role/add", `{}`, 400, "etcdserver: role name is empty"},
+		{"/v3/auth/user/add", `{}`, 400, "etcdserver: user name is empty"},
+		{"/v3/auth/user/add", `{"name":"u"}`, 200, "header"},
+		{"/v3/auth/enable", `{}`, 400, "etcdserver: root user does not exist"},
 	} {
-		if code, body := s.http(t, http.MethodPost, path, "{}"); code != 400 || !strings.Contains(body, want) {
-			t.Errorf("%s: %d %s, want %q", path, code, body, want)
-		}
-	}
-	for _, path := range []string{"/v3/election/proclaim", "/v3/election/resign", "/v3/election/leader", "/v3/lock/unlock"} {
-		if code, _ := s.http(t, http.MethodPost, path, "{}"); code < 400 {
-			t.Errorf("%s: %d", path, code)
+		code, body := s.http(t, http.MethodPost, c.path, c.body)
+		if code != c.status || !strings.Contains(body, c.text) {
+			t.Errorf("%s %s: %d %s, want %d %q", c.path, c.body, code, body, c.status, c.text)
 		}
 	}
 	s.put(t, "k", "v")
