@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	goruntime "runtime"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"time"
@@ -30,6 +31,7 @@ type compareOptions struct {
 	dir         string   // of the data
 	save        string   // file
 	against     string   // file
+	generator   string   // file for the CPU profile of this command itself
 	sluiceFlags []string
 	sluiceEnv   []string
 	etcdFlags   []string
@@ -51,6 +53,7 @@ func parseCompare(args []string) (compareOptions, error) {
 	f.StringVar(&o.dir, "dir", "", "folder for both members' data; empty is the system's temporary one")
 	f.StringVar(&o.save, "json", "", "save all samples to this file")
 	f.StringVar(&o.against, "against", "", "compare with what -json has saved in this file")
+	f.StringVar(&o.generator, "generator-profile", "", "write the CPU profile of the load generator to this file")
 	etcdFlags := f.String("etcd-flags", "", "further flags of etcd, separated by spaces")
 	etcdEnv := f.String("etcd-env", "", "environment of etcd, such as GOGC=300, separated by spaces")
 	sluiceEnv := f.String("sluice-env", "", "environment of Sluice, separated by spaces")
@@ -134,7 +137,12 @@ func runCompare(ctx context.Context, o compareOptions) error {
 		return fmt.Errorf("make a folder for data: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	if err := c.families(ctx, dir); err != nil {
+	stop, err := profileSelf(o.generator)
+	if err != nil {
+		return err
+	}
+	err = c.families(ctx, dir)
+	if err = errors.Join(err, stop()); err != nil {
 		return err
 	}
 	c.note("")
@@ -142,6 +150,25 @@ func runCompare(ctx context.Context, o compareOptions) error {
 		printAgainst(o.out, *before, c.results)
 	}
 	return c.results.outcome(o.out)
+}
+
+// profileSelf begins a CPU profile of this process, none for an empty file name. The returned function ends it.
+func profileSelf(file string) (stop func() error, err error) {
+	if file == "" {
+		return func() error { return nil }, nil
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return nil, fmt.Errorf("profile the generator: %w", err)
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("profile the generator: %w", err)
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		return f.Close()
+	}, nil
 }
 
 // describe is the head of the results.

@@ -105,7 +105,7 @@ func number(v float64) string {
 func printAgainst(out io.Writer, before, now Results) {
 	fmt.Fprintf(out, "\nAgainst %s\n\n", before.Began.Format("2006-01-02 15:04"))
 	if before.Quick != now.Quick || before.Settings != now.Settings {
-		fmt.Fprintln(out, "  The settings differ; cells with other sizes are left out, others are to be read with care.")
+		fmt.Fprintln(out, "  The settings differ: read with care. Cells of other sizes are left out.")
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "  cell\tmetric\tbefore\tnow\tchange\tratio before\tratio now")

@@ -186,7 +186,7 @@ func (c *Conn) headers(method string) []byte {
 func (c *Conn) Send(s *Stream, msg []byte, last bool) error {
 	n := int64(len(msg) + prefixBytes)
 	if n > s.room || n > c.room {
-		return fmt.Errorf("send %d bytes: the server allows %d on the stream and %d on the connection", n, s.room, c.room)
+		return fmt.Errorf("send %d bytes: the server allows %d, and %d on the connection", n, s.room, c.room)
 	}
 	s.room -= n
 	c.room -= n

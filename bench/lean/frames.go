@@ -37,7 +37,8 @@ func (c *Conn) frame(t http2.FrameType, flags http2.Flags, id uint32, p []byte) 
 	case http2.FrameRSTStream:
 		if s := c.streams[id]; s != nil && len(p) == 4 {
 			s.seen = true
-			s.status = StatusError{Code: 13, Message: "stream reset: " + http2.ErrCode(binary.BigEndian.Uint32(p)).String()}
+			why := http2.ErrCode(binary.BigEndian.Uint32(p))
+			s.status = StatusError{Code: 13, Message: "stream reset: " + why.String()}
 			return c.end(s)
 		}
 	case http2.FrameSettings:
@@ -158,7 +159,8 @@ func (c *Conn) messages(s *Stream, p []byte) error {
 }
 
 func (c *Conn) headersFrame(flags http2.Flags, id uint32, p []byte) error {
-	if !flags.Has(http2.FlagHeadersEndHeaders) || flags.Has(http2.FlagHeadersPadded) || flags.Has(http2.FlagHeadersPriority) {
+	const unsupported = http2.FlagHeadersPadded | http2.FlagHeadersPriority
+	if !flags.Has(http2.FlagHeadersEndHeaders) || flags&unsupported != 0 {
 		return fmt.Errorf("a header block in a form that is not supported: flags %#x", flags)
 	}
 	s := c.streams[id]

@@ -201,20 +201,22 @@ func TestRefusedCallIsReported(t *testing.T) {
 	for name, dial := range serve(t) {
 		t.Run(name, func(t *testing.T) {
 			n := 0
-			done, err := dial(t).Run(t.Context(), Load{InFlight: 1, Ops: 10, Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
-				key := "k"
-				if n++; n == 4 {
-					key = "refused"
-				}
-				return put, append(dst, message(t, &pb.PutRequest{Key: []byte(key)})...)
-			}})
+			done, err := dial(t).Run(t.Context(), Load{InFlight: 1, Ops: 10,
+				Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
+					key := "k"
+					if n++; n == 4 {
+						key = "refused"
+					}
+					return put, append(dst, message(t, &pb.PutRequest{Key: []byte(key)})...)
+				}})
 			var refused *StatusError
 			if !errors.As(err, &refused) || *refused != (StatusError{8, "no space, sorry"}) || done != 3 {
 				t.Errorf("%d done, %v", done, err)
 			}
-			_, err = dial(t).Run(t.Context(), Load{InFlight: 1, Ops: 1, Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
-				return "/no.Such/Method", dst
-			}})
+			_, err = dial(t).Run(t.Context(), Load{InFlight: 1, Ops: 1,
+				Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
+					return "/no.Such/Method", dst
+				}})
 			if !errors.As(err, &refused) || refused.Code != 12 {
 				t.Errorf("unknown method: %v", err)
 			}
@@ -261,9 +263,10 @@ func TestLargeAndEmptyAnswers(t *testing.T) {
 			if err != nil || done != 1 || messages != 1000 {
 				t.Errorf("%d done, %d messages, %v", done, messages, err)
 			}
-			done, err = c.Run(t.Context(), Load{InFlight: 1, Ops: 1, Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
-				return put, append(dst, message(t, &pb.PutRequest{Key: []byte("empty")})...)
-			}})
+			done, err = c.Run(t.Context(), Load{InFlight: 1, Ops: 1,
+				Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
+					return put, append(dst, message(t, &pb.PutRequest{Key: []byte("empty")})...)
+				}})
 			if err != nil || done != 1 {
 				t.Errorf("an empty message: %d done, %v", done, err)
 			}
@@ -276,9 +279,10 @@ func TestLargeRequestsRespectTheWindow(t *testing.T) {
 	for name, dial := range serve(t) {
 		t.Run(name, func(t *testing.T) {
 			value := make([]byte, 30<<10)
-			done, err := dial(t).Run(t.Context(), Load{InFlight: 50, Ops: 300, Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
-				return put, append(dst, message(t, &pb.PutRequest{Key: []byte("k"), Value: value})...)
-			}})
+			done, err := dial(t).Run(t.Context(), Load{InFlight: 50, Ops: 300,
+				Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
+					return put, append(dst, message(t, &pb.PutRequest{Key: []byte("k"), Value: value})...)
+				}})
 			if err != nil || done != 300 {
 				t.Errorf("%d done, %v", done, err)
 			}

@@ -70,7 +70,8 @@ const (
 	Fsyncs    Metric = "fsyncs/op"
 	Reads     Metric = "reads/op"    // system calls
 	Writes    Metric = "writes/op"   // system calls
-	Disk      Metric = "disk B/op"   // written
+	Log       Metric = "log B/op"    // appended to the write-ahead log
+	Disk      Metric = "disk B/op"   // written, space that is zeroed ahead of the log included
 	Switches  Metric = "switches/op" // of the server's threads
 	Peak      Metric = "peak MiB"    // resident, during the run
 	Extra     Metric = "extra MiB"   // Peak beyond what was resident before the run
@@ -82,7 +83,7 @@ const (
 // Metrics returns all metrics that tables show, in their order.
 func Metrics() []Metric {
 	return []Metric{Rate, P50, P99, P999, Writer, Quiet, Slowdown, Wall, CPU, Allocs, Bytes, Fsyncs, Reads, Writes,
-		Disk, Switches, Peak, Extra, Resident, Each, ClientCPU}
+		Log, Disk, Switches, Peak, Extra, Resident, Each, ClientCPU}
 }
 
 // Inverse says that the metric's ratio is the reference's value to ours, so that more is better: what an

@@ -81,7 +81,8 @@ func compactions(s Settings) Family {
 		return t
 	}
 	compact := Cell{
-		Name: fmt.Sprintf("compaction of %s revisions, puts at 40 %% of etcd's rate", thousands(revisions)), Op: "compaction",
+		Name:  fmt.Sprintf("compaction of %s revisions, puts at 40 %% of etcd's rate", thousands(revisions)),
+		Op:    "compaction",
 		Gates: []Gate{{Metric: P99, Limit: 0.5}}, Prepare: reference.prepare, Alone: true,
 		Run: func(ctx context.Context, m *Member) (Sample, error) {
 			clients, err := m.stock(1)
@@ -100,7 +101,8 @@ func compactions(s Settings) Family {
 		},
 	}
 	remove := Cell{
-		Name: fmt.Sprintf("deletion of a range of %s keys, puts at 40 %% of etcd's rate", thousands(keys)), Op: "deletion",
+		Name:    fmt.Sprintf("deletion of a range of %s keys, puts at 40 %% of etcd's rate", thousands(keys)),
+		Op:      "deletion",
 		Prepare: reference.prepare, Alone: true,
 		Run: func(ctx context.Context, m *Member) (Sample, error) {
 			clients, err := m.stock(1)

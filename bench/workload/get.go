@@ -27,10 +27,11 @@ func stockGetTraffic(conns, clients, keys int, serializable bool) traffic {
 	if serializable {
 		opts = append(opts, clientv3.WithSerializable())
 	}
-	return traffic{conns: conns, clients: clients, stock: func(ctx context.Context, c *clientv3.Client, g *rand.Rand) error {
+	call := func(ctx context.Context, c *clientv3.Client, g *rand.Rand) error {
 		_, err := c.Get(ctx, key(g.IntN(keys)), opts...)
 		return err
-	}}
+	}
+	return traffic{conns: conns, clients: clients, stock: call}
 }
 
 // W5: reads of one key.

@@ -24,18 +24,19 @@ func grant(ctx context.Context, m *Member, n int, ttl int64, keys bool) error {
 	}
 	defer closeAll(conns)
 	at := 0
-	_, err = conns[0].Run(ctx, lean.Load{InFlight: 64, Ops: n, Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
+	granting := func(_ int, _ time.Time, dst []byte) (string, []byte) {
 		at++
 		return methodGrant, appendInt(appendInt(dst, 1, ttl), 2, leaseID(at-1))
-	}})
-	if err != nil || !keys {
+	}
+	if _, err = conns[0].Run(ctx, lean.Load{InFlight: 64, Ops: n, Next: granting}); err != nil || !keys {
 		return err
 	}
 	at = 0
-	_, err = conns[0].Run(ctx, lean.Load{InFlight: 64, Ops: n, Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
+	attaching := func(_ int, _ time.Time, dst []byte) (string, []byte) {
 		at++
 		return methodPut, appendPut(dst, fmt.Appendf(nil, "/leased/%06d", at), []byte("v"), leaseID(at-1))
-	}})
+	}
+	_, err = conns[0].Run(ctx, lean.Load{InFlight: 64, Ops: n, Next: attaching})
 	return err
 }
 
@@ -135,8 +136,9 @@ func keepAlive(s Settings, leases, connections, streams int) Cell {
 		})
 	}
 	return Cell{
-		Name: fmt.Sprintf("keepalive of %s leases, %d streams on %d connections, lean client", thousands(leases), streams, connections),
-		Op:   "keepalive", Gates: []Gate{{Metric: CPU, Limit: 2}}, Run: run,
+		Name: fmt.Sprintf("keepalive of %s leases, %d streams on %d connections, lean client",
+			thousands(leases), streams, connections),
+		Op: "keepalive", Gates: []Gate{{Metric: CPU, Limit: 2}}, Run: run,
 	}
 }
 
@@ -194,7 +196,8 @@ func expiry(s Settings, leases int) Cell {
 		return sample, nil
 	}
 	return Cell{
-		Name: fmt.Sprintf("%s leases expire at once, 1000 puts/s beside", thousands(leases)), Op: "lease", Alone: true, Run: run,
+		Name: fmt.Sprintf("%s leases expire at once, 1000 puts/s beside", thousands(leases)), Op: "lease",
+		Alone: true, Run: run,
 	}
 }
 
@@ -226,7 +229,7 @@ func leases(s Settings) Family {
 	return Family{ID: "W10", Title: "leases", Groups: []Group{
 		{Fill: alive, Cells: []Cell{
 			keepAlive(s, n, 8, 64),
-			guardedTraffic(10, 100, 1000, 400).cell(s, "lease objects of 1000 nodes, guarded put 400 B", "transaction"),
+			guardedTraffic(10, 100, 1000, 400).cell(s, "leases of 1000 nodes, guarded put 400 B", "transaction"),
 		}},
 		{Cells: []Cell{expiry(s, n)}},
 	}}

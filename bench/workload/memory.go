@@ -21,9 +21,11 @@ func (m *Member) resident(ctx context.Context) (int64, error) {
 	return u.resident, err
 }
 
-// memoryAfter starts the member anew, does something and reads what is resident then. The returned function
-// of do ends what it began.
-func memoryAfter(do func(ctx context.Context, m *Member) (end func(), err error)) func(context.Context, *Member) (Sample, error) {
+// begin does something to a member; end takes it back.
+type begin func(ctx context.Context, m *Member) (end func(), err error)
+
+// memoryAfter starts the member anew, does something and reads what is resident then.
+func memoryAfter(do begin) func(context.Context, *Member) (Sample, error) {
 	return func(ctx context.Context, m *Member) (Sample, error) {
 		if err := m.Reset(ctx); err != nil {
 			return nil, err
@@ -39,7 +41,7 @@ func memoryAfter(do func(ctx context.Context, m *Member) (end func(), err error)
 }
 
 // memoryEach tells what n idle things cost in resident memory, each.
-func memoryEach(n int, do func(ctx context.Context, m *Member) (end func(), err error)) func(context.Context, *Member) (Sample, error) {
+func memoryEach(n int, do begin) func(context.Context, *Member) (Sample, error) {
 	return func(ctx context.Context, m *Member) (Sample, error) {
 		if err := m.Reset(ctx); err != nil {
 			return nil, err
@@ -59,11 +61,10 @@ func memoryEach(n int, do func(ctx context.Context, m *Member) (end func(), err 
 }
 
 // idleWatches opens watchers of keys that nobody writes.
-func idleWatches(conns, streams, perStream int) func(ctx context.Context, m *Member) (func(), error) {
+func idleWatches(conns, streams, perStream int) begin {
 	return func(ctx context.Context, m *Member) (func(), error) {
-		crowd, err := m.join(ctx, watch{conns: conns, streams: streams, perStream: perStream, of: func(i int) (string, string) {
-			return fmt.Sprintf("/idle/%08d", i), ""
-		}})
+		of := func(i int) (string, string) { return fmt.Sprintf("/idle/%08d", i), "" }
+		crowd, err := m.join(ctx, watch{conns: conns, streams: streams, perStream: perStream, of: of})
 		if err != nil {
 			return nil, err
 		}
@@ -99,9 +100,11 @@ func memory(s Settings) Family {
 			Name: thousands(streams) + " idle watch streams on 100 connections", Op: "stream",
 			Gates: []Gate{{Metric: Each, Limit: 0.75}}, Run: memoryEach(streams, idleWatches(100, streams, 1)),
 		}, {
-			Name: thousands(conns) + " idle connections", Op: "connection", Run: memoryEach(conns, connected), Long: true,
+			Name: thousands(conns) + " idle connections", Op: "connection", Long: true,
+			Run: memoryEach(conns, connected),
 		}, {
-			Name: thousands(watchers) + " idle watchers on " + thousands(watchers/perStream) + " streams", Op: "watcher", Long: true,
+			Name: thousands(watchers) + " idle watchers on " + thousands(watchers/perStream) + " streams",
+			Op:   "watcher", Long: true,
 			Run: memoryEach(watchers/perStream*perStream, idleWatches(20, watchers/perStream, perStream)),
 		},
 	}

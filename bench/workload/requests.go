@@ -86,7 +86,9 @@ func (q rangeQuery) append(dst []byte) []byte {
 	if q.end != "" {
 		dst = appendBytes(dst, 2, []byte(q.end))
 	}
-	for field, v := range [...]int64{3: int64(q.limit), 4: q.revision, 7: one(q.serializable), 8: one(q.keysOnly), 9: one(q.countOnly)} {
+	for field, v := range [...]int64{
+		3: int64(q.limit), 4: q.revision, 7: one(q.serializable), 8: one(q.keysOnly), 9: one(q.countOnly),
+	} {
 		if v != 0 {
 			dst = appendInt(dst, protowire.Number(field), v)
 		}

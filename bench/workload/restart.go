@@ -87,8 +87,8 @@ func restarts(s Settings) Family {
 	group := func(n int, gates ...Gate) Group {
 		cell := func(kill bool, how string, gates ...Gate) Cell {
 			return Cell{
-				Name: fmt.Sprintf("restart with %s keys x 256 B after %s", thousands(n), how), Op: "restart", Gates: gates,
-				Run: func(ctx context.Context, m *Member) (Sample, error) { return m.reboot(ctx, kill) },
+				Name: fmt.Sprintf("restart with %s keys x 256 B after %s", thousands(n), how), Op: "restart",
+				Gates: gates, Run: func(ctx context.Context, m *Member) (Sample, error) { return m.reboot(ctx, kill) },
 			}
 		}
 		return Group{Fill: filled(n, 256), Cells: []Cell{

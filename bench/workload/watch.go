@@ -13,7 +13,6 @@ import (
 	"sluice/bench/lean"
 	"sluice/bench/stats"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
@@ -295,7 +294,8 @@ func (m *Member) joinDeaf(ctx context.Context, w watch, streams int) (leave func
 }
 
 func (f fan) cell(s Settings, gates ...Gate) Cell {
-	name := fmt.Sprintf("%d watchers, %d per stream, %d B, %.0f puts/s, lean client", f.watchers, f.perStream, f.size, f.rate)
+	name := fmt.Sprintf("%d watchers, %d per stream, %d B, %.0f puts/s, lean client",
+		f.watchers, f.perStream, f.size, f.rate)
 	if f.slow > 0 {
 		name += fmt.Sprintf(", %d %% never read", f.slow*10)
 	}
@@ -307,65 +307,14 @@ func (f fan) cell(s Settings, gates ...Gate) Cell {
 // W8: one event, many watchers.
 func fanOut(s Settings) Family {
 	n := func(watchers int) int { return s.Size(watchers) }
-	writer := Gate{Metric: Slowdown, Limit: 1.3, Absolute: true}
+	cpu, writer := Gate{Metric: CPU, Limit: 4}, Gate{Metric: Slowdown, Limit: 1.3, Absolute: true}
 	return Family{ID: "W8", Title: "watch fan-out", Groups: []Group{{Cells: []Cell{
 		fan{watchers: n(100), perStream: 1, size: 256, rate: 500}.cell(s),
 		fan{watchers: n(100), perStream: 1, size: 1024, rate: 20}.cell(s).long(),
-		fan{watchers: n(1000), perStream: min(10, n(1000)), size: 1024, rate: 20}.cell(s, Gate{Metric: CPU, Limit: 4}, writer),
+		fan{watchers: n(1000), perStream: min(10, n(1000)), size: 1024, rate: 20}.cell(s, cpu, writer),
 		fan{watchers: n(1000), perStream: min(10, n(1000)), size: 1024, rate: 20, slow: 1}.cell(s),
 		fan{watchers: n(1000), perStream: 1, size: 256, rate: 20}.cell(s).long(),
 		fan{watchers: n(10000), perStream: min(100, n(10000)), size: 256, rate: 5}.cell(s).long(),
-	}}}}
-}
-
-// W9: watchers that begin in the past.
-func catchUp(s Settings) Family {
-	revisions, watchers := s.Size(50_000), s.Size(1000)
-	each := revisions / watchers
-	of := func(i int) (string, string) { return fmt.Sprintf("/catch/%06d/", i), fmt.Sprintf("/catch/%06d0", i) }
-	fill := func(ctx context.Context, m *Member) error {
-		conns, err := m.lean(ctx, 1, nil)
-		if err != nil {
-			return err
-		}
-		defer closeAll(conns)
-		n, value := 0, noise(256)
-		_, err = conns[0].Run(ctx, lean.Load{
-			InFlight: 64, Ops: revisions,
-			Next: func(_ int, _ time.Time, dst []byte) (string, []byte) {
-				n++
-				return methodPut, appendPut(dst, fmt.Appendf(nil, "/catch/%06d/key", n%watchers), value, 0)
-			},
-		})
-		return err
-	}
-	run := func(w watch, want int64) func(context.Context, *Member) (Sample, error) {
-		return func(ctx context.Context, m *Member) (Sample, error) {
-			sample, err := m.measure(ctx, func() (Work, error) {
-				crowd, err := m.join(ctx, w)
-				if err != nil {
-					return Work{}, err
-				}
-				defer crowd.leave()
-				return Work{Ops: int(want)}, crowd.wait(ctx, &crowd.events, want)
-			})
-			if err == nil {
-				sample[Wall] = 1000 * float64(want) / sample[Rate]
-			}
-			return sample, err
-		}
-	}
-	gate := Gate{Metric: Wall, Limit: 0.3}
-	own := watch{conns: 10, streams: max(1, watchers/10), perStream: watchers / max(1, watchers/10), of: of, revision: 1}
-	all := watch{conns: 10, streams: 10, perStream: 1, revision: 1, of: func(int) (string, string) { return "/catch/", "/catch0" }}
-	return Family{ID: "W9", Title: "watch catch-up", Groups: []Group{{Fill: fill, Cells: []Cell{
-		{
-			Name: fmt.Sprintf("%d watchers of a key each, from %s revisions back, lean client", watchers, thousands(revisions)),
-			Op:   "event", Gates: []Gate{gate}, Run: run(own, int64(own.streams*own.perStream*each)),
-		}, {
-			Name: fmt.Sprintf("10 watchers of all keys, from %s revisions back, lean client", thousands(revisions)),
-			Op:   "event", Gates: []Gate{gate}, Run: run(all, int64(10*revisions)),
-		},
 	}}}}
 }
 
@@ -393,84 +342,4 @@ func (a amongWatches) cell(what, op string, gates ...Gate) Cell {
 		defer crowd.leave()
 		return a.traffic.sample(ctx, m, a.s)
 	}}
-}
-
-// watchUnderReads times events on a connection of the stock client that also lists all the time.
-func watchUnderReads(s Settings, keys int) Cell {
-	run := func(ctx context.Context, m *Member) (Sample, error) {
-		clients, err := m.stock(1)
-		if err != nil {
-			return nil, err
-		}
-		defer closeAll(clients)
-		writer, err := m.lean(ctx, 1, nil)
-		if err != nil {
-			return nil, err
-		}
-		defer closeAll(writer)
-		watched, cancel := context.WithCancel(ctx)
-		defer cancel()
-		events := clients[0].Watch(watched, prefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify())
-		<-events
-		reading := make(chan error, 1)
-		go func() { reading <- listWith(watched, clients[0], keys) }()
-		sample, err := m.measure(ctx, func() (Work, error) {
-			received := make(chan *stats.Histogram, 1)
-			var sent atomic.Int64
-			sent.Store(-1)
-			go func() { received <- receive(events, &sent) }()
-			writes, err := stampedPuts(20, 1024).driveLean(ctx, s, writer)
-			if err != nil {
-				return Work{}, err
-			}
-			sent.Store(int64(writes.Ops))
-			// One more event, so that the receiver looks at how many were sent.
-			if _, err := clients[0].Put(ctx, prefix, string(make([]byte, 8))); err != nil {
-				return Work{}, err
-			}
-			return Work{Ops: writes.Ops, Latency: <-received}, nil
-		})
-		cancel()
-		return sample, errors.Join(err, <-reading)
-	}
-	return Cell{
-		Name: fmt.Sprintf("events 1 KB, 20/s, LISTs of %d x 1 KB on the same connection, stock client", keys), Op: "event",
-		Gates: []Gate{{Metric: P99, Limit: 0.2}}, Run: run,
-	}
-}
-
-func listWith(ctx context.Context, c *clientv3.Client, keys int) error {
-	var wg sync.WaitGroup
-	failed := make(chan error, 4)
-	for range cap(failed) {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				if _, err := c.Get(ctx, key(0), clientv3.WithRange(key(keys))); err != nil && ctx.Err() == nil {
-					failed <- err
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	close(failed)
-	return <-failed
-}
-
-// receive records events until as many came as were sent, and the one that ends the run.
-func receive(events clientv3.WatchChan, sent *atomic.Int64) *stats.Histogram {
-	h, n := &stats.Histogram{}, int64(0)
-	for r := range events {
-		now := time.Now().UnixNano()
-		for _, ev := range r.Events {
-			if at := int64(binary.LittleEndian.Uint64(ev.Kv.Value)); at > 0 {
-				h.Record(now - at)
-				n++
-			}
-		}
-		if n == sent.Load() && len(r.Events[len(r.Events)-1].Kv.Key) == len(prefix) {
-			break
-		}
-	}
-	return h
 }
