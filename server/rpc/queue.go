@@ -87,14 +87,16 @@ func (s *Server) enqueue(ctx context.Context, name []byte, lease int64, value []
 	}
 	p := &place{prefix: queuePrefix(name), lease: lease}
 	p.key = strconv.AppendInt(bytes.Clone(p.prefix), lease, 16)
+	owner := oldest(p.prefix)
+	owner.KeysOnly = true
 	// The outcome is awaited even if the caller leaves: a key that nobody has heard of would hold up the
 	// others. Propose's own limit ends the wait.
 	r, err := s.ownTxn(context.WithoutCancel(ctx), &wire.TxnRequest{
 		Compare: unchangedSince(p.key, 0),
 		Success: []wire.RequestOp{
-			{Put: &wire.PutRequest{Key: p.key, Value: value, Lease: lease}}, {Range: oldest(p.prefix)},
+			{Put: &wire.PutRequest{Key: p.key, Value: value, Lease: lease}}, {Range: owner},
 		},
-		Failure: []wire.RequestOp{{Range: &wire.RangeRequest{Key: p.key}}, {Range: oldest(p.prefix)}},
+		Failure: []wire.RequestOp{{Range: &wire.RangeRequest{Key: p.key}}, {Range: owner}},
 	})
 	if err != nil {
 		return nil, err
