@@ -400,7 +400,10 @@ func TestQueueErrors(t *testing.T) {
 		{propose.ErrStopped, unknown("etcdserver: server stopped")},
 		{propose.ErrRequestTooLarge, unknown("etcdserver: request is too large")},
 		{auth.ErrOldRevision, unknown(rpctypes.ErrorDesc(rpctypes.ErrGRPCAuthOldRevision))},
-		{fmt.Errorf("wait: %w", context.DeadlineExceeded), status.Error(codes.DeadlineExceeded, "context deadline exceeded")},
+		{
+			fmt.Errorf("wait: %w", context.DeadlineExceeded),
+			status.Error(codes.DeadlineExceeded, "context deadline exceeded"),
+		},
 	} {
 		q.m.refuse.Store(&c.refuse)
 		for what, call := range calls {
