@@ -35,6 +35,7 @@ type answer struct {
 	grant *grant  // share of the read budget; nil for a small answer
 	chunk *[]byte // open chunk; nil before the first byte
 	hint  int     // bytes that are expected in all; only sizes the chunks
+	extra int     // bytes that the share does not cover
 }
 
 // newAnswer starts an answer of about hint bytes in buffers of pool.
@@ -119,13 +120,14 @@ func (a *answer) prefix(b []byte) {
 	a.seal()
 	a.bufs = append(mem.BufferSlice{mem.SliceBuffer(b)}, a.bufs...)
 	a.size += len(b)
+	a.extra += len(b)
 }
 
 // done closes the answer.
 func (a *answer) done() *reply {
 	a.seal()
 	if a.grant != nil {
-		a.grant.seal(a.size)
+		a.grant.seal(a.size - a.extra)
 	}
 	return &a.reply
 }

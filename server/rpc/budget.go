@@ -3,6 +3,7 @@ package rpc
 import (
 	"container/list"
 	"context"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,7 +34,7 @@ type budget struct {
 	max     int64
 	free    int64 // may be below zero after charge
 	waiting list.List
-	grants  map[*grant]struct{}
+	shares  map[*share]struct{}
 }
 
 // waiter is an answer that waits for its share.
@@ -43,7 +44,7 @@ type waiter struct {
 }
 
 func newBudget(bytesMax int64, stall time.Duration, now func() time.Time) *budget {
-	return &budget{stall: stall, now: now, max: bytesMax, free: bytesMax, grants: make(map[*grant]struct{})}
+	return &budget{stall: stall, now: now, max: bytesMax, free: bytesMax, shares: make(map[*share]struct{})}
 }
 
 // acquire waits for a share of n bytes. pool is where the answer's chunks come from and return to. If the
@@ -97,15 +98,17 @@ func (b *budget) release(n int64) {
 }
 
 func (b *budget) grant(ctx context.Context, n int64, pool mem.BufferPool) *grant {
-	g := &grant{budget: b, pool: pool, conn: connOf(ctx)}
-	g.left.Store(n)
-	g.progress.Store(b.now().UnixNano())
+	s := &share{budget: b, pool: pool, conn: connOf(ctx)}
+	s.left.Store(n)
+	s.progress.Store(b.now().UnixNano())
 	b.mu.Lock()
-	b.grants[g] = struct{}{}
+	b.shares[s] = struct{}{}
 	b.mu.Unlock()
-	if g.conn != nil {
-		g.conn.onClose(g)
+	if s.conn != nil {
+		s.conn.onClose(s)
 	}
+	g := &grant{s}
+	runtime.AddCleanup(g, (*share).abandon, s)
 	return g
 }
 
@@ -114,9 +117,9 @@ func (b *budget) grant(ctx context.Context, n int64, pool mem.BufferPool) *grant
 func (b *budget) sweep() (stalled []*clientConn) {
 	limit := b.now().Add(-b.stall).UnixNano()
 	b.mu.Lock()
-	for g := range b.grants {
-		if g.sealed.Load() && g.progress.Load() < limit && g.conn != nil {
-			stalled = append(stalled, g.conn)
+	for s := range b.shares {
+		if s.sealed.Load() && s.progress.Load() < limit && s.conn != nil {
+			stalled = append(stalled, s.conn)
 		}
 	}
 	b.mu.Unlock()
@@ -126,9 +129,15 @@ func (b *budget) sweep() (stalled []*clientConn) {
 	return stalled
 }
 
-// grant is one answer's share. It is the pool of the answer's chunks, so that freeing a chunk gives its
-// part of the share back. Handler, grpc's writer and the connection's close may call it at once.
-type grant struct {
+// grant is an answer's hold of its share. It is the pool of the answer's chunks, so that freeing a chunk gives
+// its part of the share back. grpc does not free data that it meets when its stream has just been cancelled;
+// then the chunks and, being theirs alone, the grant are garbage, and the share is given back as they are
+// collected. So nothing else may keep a grant.
+type grant struct{ *share }
+
+// share is what one answer holds of the budget. Handler, grpc's writer and the connection's close may call it
+// at once.
+type share struct {
 	budget   *budget
 	pool     mem.BufferPool
 	conn     *clientConn // nil in tests
@@ -138,60 +147,60 @@ type grant struct {
 }
 
 // Get takes a chunk.
-func (g *grant) Get(n int) *[]byte { return g.pool.Get(n) }
+func (s *share) Get(n int) *[]byte { return s.pool.Get(n) }
 
 // Put takes a chunk back when its bytes are sent or dropped.
-func (g *grant) Put(b *[]byte) {
+func (s *share) Put(b *[]byte) {
 	n := int64(len(*b))
-	g.pool.Put(b)
-	g.giveBack(n)
+	s.pool.Put(b)
+	s.giveBack(n)
 }
 
 // seal reduces the share to the answer's true size, which is at most what was asked for.
-func (g *grant) seal(size int) {
-	g.progress.Store(g.budget.now().UnixNano())
-	g.sealed.Store(true)
-	g.giveBack(g.left.Load() - int64(size))
+func (s *share) seal(size int) {
+	s.progress.Store(s.budget.now().UnixNano())
+	s.sealed.Store(true)
+	s.giveBack(s.left.Load() - int64(size))
 }
 
 // charge adds n bytes to the share without waiting: for an answer that outgrew its bound between the
 // admission and its view. Waiting here, with a share in hand, could wait for ever.
-func (g *grant) charge(n int64) {
-	g.left.Add(n)
-	g.budget.mu.Lock()
-	g.budget.free -= n
-	g.budget.mu.Unlock()
+func (s *share) charge(n int64) {
+	s.left.Add(n)
+	s.budget.mu.Lock()
+	s.budget.free -= n
+	s.budget.mu.Unlock()
 }
 
 // abandon gives back all that is left.
-func (g *grant) abandon() { g.giveBack(g.left.Load()) }
+func (s *share) abandon() { s.giveBack(s.left.Load()) }
 
 // giveBack returns n bytes of the share, never more than is left.
-func (g *grant) giveBack(n int64) {
+func (s *share) giveBack(n int64) {
 	for {
-		left := g.left.Load()
+		left := s.left.Load()
 		n = min(n, left)
 		if n < 0 || left == 0 {
 			return
 		}
-		if !g.left.CompareAndSwap(left, left-n) {
+		if !s.left.CompareAndSwap(left, left-n) {
 			continue
 		}
-		g.progress.Store(g.budget.now().UnixNano())
+		s.progress.Store(s.budget.now().UnixNano())
 		if n == left {
-			g.end()
+			s.end()
 		}
-		g.budget.release(n)
+		s.budget.release(n)
 		return
 	}
 }
 
-func (g *grant) end() {
-	g.budget.mu.Lock()
-	delete(g.budget.grants, g)
-	g.budget.mu.Unlock()
-	if g.conn != nil {
-		g.conn.forget(g)
+func (s *share) end() {
+	s.budget.mu.Lock()
+	delete(s.budget.shares, s)
+	s.budget.mu.Unlock()
+	if s.conn != nil {
+		s.conn.forget(s)
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 func (b *budget) state() (free int64, waiting, grants int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.free, b.waiting.Len(), len(b.grants)
+	return b.free, b.waiting.Len(), len(b.shares)
 }
 
 // Answers are admitted in the order in which they came, also when a smaller one would fit sooner.

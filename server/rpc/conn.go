@@ -21,7 +21,7 @@ type clientConn struct {
 
 	mu     sync.Mutex // guards below: handlers, writers and whoever closes
 	closed bool
-	grants map[*grant]struct{}
+	shares map[*share]struct{}
 }
 
 // Read returns what was peeked at first.
@@ -34,23 +34,23 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (c *clientConn) onClose(g *grant) {
+func (c *clientConn) onClose(s *share) {
 	c.mu.Lock()
 	if !c.closed {
-		if c.grants == nil {
-			c.grants = make(map[*grant]struct{})
+		if c.shares == nil {
+			c.shares = make(map[*share]struct{})
 		}
-		c.grants[g] = struct{}{}
+		c.shares[s] = struct{}{}
 		c.mu.Unlock()
 		return
 	}
 	c.mu.Unlock()
-	g.abandon()
+	s.abandon()
 }
 
-func (c *clientConn) forget(g *grant) {
+func (c *clientConn) forget(s *share) {
 	c.mu.Lock()
-	delete(c.grants, g)
+	delete(c.shares, s)
 	c.mu.Unlock()
 }
 
@@ -59,11 +59,11 @@ func (c *clientConn) Close() error {
 	err := c.Conn.Close()
 	c.mu.Lock()
 	c.closed = true
-	grants := c.grants
-	c.grants = nil
+	shares := c.shares
+	c.shares = nil
 	c.mu.Unlock()
-	for g := range grants {
-		g.abandon()
+	for s := range shares {
+		s.abandon()
 	}
 	return err
 }

@@ -84,7 +84,7 @@ func TestBuffersComeBack(t *testing.T) {
 		}
 	}
 	s.budget.mu.Lock()
-	free, limit, grants := s.budget.free, s.budget.max, len(s.budget.grants)
+	free, limit, grants := s.budget.free, s.budget.max, len(s.budget.shares)
 	s.budget.mu.Unlock()
 	if free != limit || grants != 0 {
 		t.Errorf("read budget: %d of %d bytes free, %d grants out", free, limit, grants)
