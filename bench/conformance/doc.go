@@ -4,4 +4,8 @@
 // The short forms run with "go test ./..."; flags make the long ones, for instance
 //
 //	go test ./bench/conformance -run Differential -ops 100000 -seed 7
+//
+// A real kube-apiserver with Sluice as its only store, built on the first run (minutes), is one of them:
+//
+//	go test ./bench/conformance -run KubeAPIServer -kube -v
 package conformance
