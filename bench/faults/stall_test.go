@@ -62,7 +62,7 @@ var all = &etcdserverpb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l")}
 // stalledClients are clients that have stopped reading half-way: a LIST, a RangeStream, a watch of the history,
 // and a download of the database if asked for. finish lets them go on and checks what they got.
 type stalledClients struct {
-	finish []func()
+	finish []func(db *store)
 }
 
 func stall(t *testing.T, s *served, n int, snapshot bool) *stalledClients {
@@ -70,7 +70,7 @@ func stall(t *testing.T, s *served, n int, snapshot bool) *stalledClients {
 	c := &stalledClients{}
 	c.list(t, s, n)
 	c.stream(t, s, n)
-	c.watch(t, s, n)
+	c.watch(t, s)
 	if snapshot {
 		c.snapshot(t, s)
 	}
@@ -90,7 +90,7 @@ func (c *stalledClients) list(t *testing.T, s *served, n int) {
 		got <- answer{r, err}
 	}()
 	<-stalled
-	c.finish = append(c.finish, func() {
+	c.finish = append(c.finish, func(db *store) {
 		open()
 		a := <-got
 		if a.err != nil {
@@ -110,7 +110,7 @@ func (c *stalledClients) stream(t *testing.T, s *served, n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.finish = append(c.finish, func() {
+	c.finish = append(c.finish, func(db *store) {
 		kvs := first.RangeResponse.Kvs
 		for {
 			r, err := stream.Recv()
@@ -127,7 +127,7 @@ func (c *stalledClients) stream(t *testing.T, s *served, n int) {
 	})
 }
 
-func (c *stalledClients) watch(t *testing.T, s *served, n int) {
+func (c *stalledClients) watch(t *testing.T, s *served) {
 	ctx, cancel := context.WithCancel(within(t))
 	stream, err := etcdserverpb.NewWatchClient(s.dial(t)).Watch(ctx)
 	if err != nil {
@@ -142,9 +142,9 @@ func (c *stalledClients) watch(t *testing.T, s *served, n int) {
 	if _, err := stream.Recv(); err != nil { // created
 		t.Fatal(err)
 	}
-	c.finish = append(c.finish, func() {
+	c.finish = append(c.finish, func(db *store) {
 		defer cancel()
-		for seen := 0; seen < n; {
+		for seen := 0; seen < db.n; { // to the end, since what is under way at the cancel is never freed
 			r, err := stream.Recv()
 			if err != nil {
 				t.Errorf("watch: %v", err)
@@ -170,7 +170,7 @@ func (c *stalledClients) snapshot(t *testing.T, s *served) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.finish = append(c.finish, func() {
+	c.finish = append(c.finish, func(db *store) {
 		sum := sha256.New()
 		want := int64(len(first.Blob)) + int64(first.RemainingBytes)
 		var got int64
@@ -191,9 +191,9 @@ func (c *stalledClients) snapshot(t *testing.T, s *served) {
 	})
 }
 
-func (c *stalledClients) goOn() {
+func (c *stalledClients) goOn(db *store) {
 	for _, f := range c.finish {
-		f()
+		f(db)
 	}
 }
 
@@ -270,7 +270,7 @@ func TestGrowthWhileClientsStall(t *testing.T) {
 			if after := mapped(t, s.path()); after < 3*before {
 				t.Errorf("mapping of %d bytes before, %d after: this test tests nothing", before, after)
 			}
-			clients.goOn()
+			clients.goOn(db)
 			s.stop(t)
 		})
 	}
@@ -312,7 +312,7 @@ func TestDefragmentationWhileClientsStall(t *testing.T) {
 					t.Fatalf("read after the defragmentation: %v", err)
 				}
 			}
-			clients.goOn()
+			clients.goOn(db)
 			if err := s.Defragment(within(t)); err != nil { // a flush, after which nothing old is published
 				t.Fatal(err)
 			}
