@@ -18,14 +18,19 @@ const headerBytesMax = 64
 // reader is a read whose answer can be bounded before it is made.
 type reader interface {
 	check(v *apply.View, who auth.Identity) error // the caller's rights
-	bound(v *apply.View) int64                    // bytes of the answer's body, at most
-	read(v *apply.View, a *answer) error          // appends the body
+	// small appends the body if that is found to be small without a look for its bound, else nothing.
+	small(v *apply.View, a *answer) (done bool, err error)
+	bound(v *apply.View) int64           // bytes of the answer's body, at most
+	read(v *apply.View, a *answer) error // appends the body
 }
 
 type rangeReader wire.RangeRequest
 
 func (r *rangeReader) check(v *apply.View, who auth.Identity) error {
 	return v.Auth.CheckRange(who, r.Key, r.RangeEnd)
+}
+func (r *rangeReader) small(v *apply.View, a *answer) (done bool, err error) {
+	return v.KV.RangeOne((*wire.RangeRequest)(r), smallAnswerBytes-headerBytesMax, a)
 }
 func (r *rangeReader) bound(v *apply.View) int64 { return v.KV.RangeBound((*wire.RangeRequest)(r)) }
 func (r *rangeReader) read(v *apply.View, a *answer) error {
@@ -37,7 +42,8 @@ type txnReader wire.TxnRequest
 func (r *txnReader) check(v *apply.View, who auth.Identity) error {
 	return checkReadTxn(v.Auth, who, (*wire.TxnRequest)(r))
 }
-func (r *txnReader) bound(v *apply.View) int64 { return v.KV.TxnBound((*wire.TxnRequest)(r)) }
+func (r *txnReader) small(*apply.View, *answer) (done bool, err error) { return false, nil }
+func (r *txnReader) bound(v *apply.View) int64                         { return v.KV.TxnBound((*wire.TxnRequest)(r)) }
 func (r *txnReader) read(v *apply.View, a *answer) error {
 	body, err := v.KV.Txn((*wire.TxnRequest)(r))
 	a.body(body)
@@ -79,6 +85,29 @@ func (s *Server) readAnswer(ctx context.Context, rd reader, serializable bool) (
 		v.Release()
 		return nil, err
 	}
+	a := newAnswer(s.cfg.Buffers, 0)
+	a.header(s.header(v.KV.Revision()))
+	done, err := rd.small(v, a)
+	if done || err != nil {
+		v.Release()
+	} else {
+		a.drop()
+		if a, err = s.boundedAnswer(ctx, v, rd); a == nil {
+			return nil, err
+		}
+	}
+	if err == nil {
+		err = s.unchanged(who)
+	}
+	if err != nil {
+		a.drop()
+		return nil, err
+	}
+	return a.done(), nil
+}
+
+// boundedAnswer makes an answer of any size, and releases v. The answer is nil if it got no share of the budget.
+func (s *Server) boundedAnswer(ctx context.Context, v *apply.View, rd reader) (*answer, error) {
 	bound := rd.bound(v) + headerBytesMax
 	a := newAnswer(s.cfg.Buffers, int(bound))
 	if bound > smallAnswerBytes {
@@ -94,16 +123,9 @@ func (s *Server) readAnswer(ctx context.Context, rd reader, serializable bool) (
 		a.counted(g)
 	}
 	a.header(s.header(v.KV.Revision()))
-	err = rd.read(v, a)
+	err := rd.read(v, a)
 	v.Release()
-	if err == nil {
-		err = s.unchanged(who)
-	}
-	if err != nil {
-		a.drop()
-		return nil, err
-	}
-	return a.done(), nil
+	return a, err
 }
 
 // RangeStream's first chunk is small, to answer soon; the chunks then grow towards what a request may hold.

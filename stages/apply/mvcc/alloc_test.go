@@ -34,6 +34,10 @@ func TestAllocations(t *testing.T) {
 	if n := testing.AllocsPerRun(20, func() { out.reset(); v.Range(keysOnly, &out) }); n > 8 {
 		t.Errorf("keys_only allocates %v times for 20 000 keys", n)
 	}
+	one := &wire.RangeRequest{Key: benchKey(77)}
+	if n := testing.AllocsPerRun(20, func() { out.reset(); v.RangeOne(one, 1<<20, &out) }); n > 0 {
+		t.Errorf("RangeOne allocates %v times", n)
+	}
 	if n := testing.AllocsPerRun(20, func() { v.Get(keysOnly.Key, 0) }); n > 0 {
 		t.Errorf("Get allocates %v times", n)
 	}

@@ -78,6 +78,7 @@ func (r *random) readRange(v *View, m *model, req *wire.RangeRequest) {
 	if err := v.Range(req, &out); !errors.Is(err, wantErr) {
 		r.Fatalf("range %+v: %v, want %v", req, err, wantErr)
 	}
+	r.readOne(v, req, out, wantErr)
 	if wantErr != nil {
 		if len(out) != 0 {
 			r.Fatalf("refused range wrote %x", out)
@@ -100,6 +101,34 @@ func (r *random) readRange(v *View, m *model, req *wire.RangeRequest) {
 	}
 	if ok {
 		r.same("get", kv, &mvccpb.KeyValue{}, want)
+	}
+}
+
+// readOne checks RangeOne against what Range gave: the same bytes, or nothing at all when they may be too many
+// or req is not a plain get. Of a request that is none it makes one.
+func (r *random) readOne(v *View, req *wire.RangeRequest, out []byte, wantErr error) {
+	r.Helper()
+	if len(req.RangeEnd) != 0 || req.CountOnly || req.KeysOnly || hasFilter(req) {
+		var one buffer
+		if done, err := v.RangeOne(req, 1<<20, &one); done || err != nil || len(one) != 0 {
+			r.Fatalf("%+v is no plain get: done %v, %v, wrote %x", req, done, err, one)
+		}
+		plain := &wire.RangeRequest{Key: req.Key, Revision: req.Revision}
+		var whole buffer
+		if err := v.Range(plain, &whole); !errors.Is(err, wantErr) {
+			r.Fatalf("range %+v: %v, want %v", plain, err, wantErr)
+		}
+		req, out = plain, whole
+	}
+	for _, most := range []int64{1 << 20, r.Int64N(150)} {
+		var one buffer
+		done, err := v.RangeOne(req, most, &one)
+		switch {
+		case !errors.Is(err, wantErr):
+			r.Fatalf("one of %+v: %v, want %v", req, err, wantErr)
+		case !done && (len(one) != 0 || most == 1<<20), done && (!bytes.Equal(one, out) || int64(len(one)) > most):
+			r.Fatalf("one of %+v in %d bytes: done %v, wrote %x, the range is %x", req, most, done, one, out)
+		}
 	}
 }
 

@@ -37,6 +37,33 @@ func (v *View) Range(r *wire.RangeRequest, out Sink) error {
 	return nil
 }
 
+// RangeOne is Range for a plain get of one key, if the answer is at most bytesMax bytes. It says false, and has
+// appended and counted nothing, for any other request and for a larger answer: so that a small get looks its
+// key up once, and not a first time for its bound.
+func (v *View) RangeOne(r *wire.RangeRequest, bytesMax int64, out Sink) (done bool, err error) {
+	sp := spanOf(r.Key, r.RangeEnd)
+	if !sp.single || r.CountOnly || r.KeysOnly || hasFilter(r) {
+		return false, nil
+	}
+	if err := v.check(r.Revision); err != nil {
+		return true, err
+	}
+	rows, count, fits := rows{st: &v.state, out: out}, int64(0), true
+	v.visit(sp, v.at(r.Revision), func(f found) bool {
+		if fits = rows.size(&f)+tailBytesMax <= bytesMax; fits {
+			rows.write(&f)
+			count++
+		}
+		return false
+	})
+	if fits {
+		v.metrics.Ranges.Add(1)
+		tail(out, false, count)
+	}
+	runtime.KeepAlive(v)
+	return fits, nil
+}
+
 func (st *state) answer(r *wire.RangeRequest, out Sink) {
 	sp, rev := spanOf(r.Key, r.RangeEnd), st.at(r.Revision)
 	switch {
