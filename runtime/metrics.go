@@ -3,6 +3,7 @@ package runtime
 import (
 	"strconv"
 
+	"github.com/prometheus/client_golang/prometheus"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"sluice/stages/apply"
@@ -61,9 +62,7 @@ func (m *Member) storeMetrics() mvcc.Metrics {
 func (m *Member) applyMetrics() apply.Metrics {
 	x := m.cfg.Metrics
 	return apply.Metrics{
-		Duration: func(op string, success bool, seconds float64) {
-			x.ApplyDuration.WithLabelValues("v3", op, strconv.FormatBool(success)).Observe(seconds)
-		},
+		Duration: applyDurations(x.ApplyDuration),
 		Alarm: func(member uint64, typ pb.AlarmType, raised bool) {
 			g := x.Alarms.WithLabelValues(hex(member), typ.String())
 			if raised {
@@ -76,6 +75,25 @@ func (m *Member) applyMetrics() apply.Metrics {
 		LeasesGranted: x.LeasesGranted, LeasesRevoked: x.LeasesRevoked, LeaseTTL: x.LeaseTTL,
 		CompactionLast: x.CompactionLast, CompactionPause: x.CompactionPause, CompactionTotal: x.CompactionTotal,
 		IndexPause: x.IndexCompactionPause,
+	}
+}
+
+// applyDurations feeds the histograms of applied requests. A series appears with its first request, as in etcd;
+// after that, finding it by its labels' hash would cost apply more than observing. Only apply calls it.
+func applyDurations(vec *prometheus.HistogramVec) func(op string, success bool, seconds float64) {
+	type series struct {
+		op      string
+		success bool
+	}
+	found := map[series]prometheus.Observer{}
+	return func(op string, success bool, seconds float64) {
+		key := series{op, success}
+		h, ok := found[key]
+		if !ok {
+			h = vec.WithLabelValues("v3", op, strconv.FormatBool(success))
+			found[key] = h
+		}
+		h.Observe(seconds)
 	}
 }
 
