@@ -228,6 +228,13 @@ func follow(t *testing.T, s *served, fragment bool) (events func() int) {
 	if r, err := stream.Recv(); err != nil || !r.Created {
 		t.Fatal(r, err)
 	}
+	progress := &etcdserverpb.WatchRequest_ProgressRequest{ProgressRequest: &etcdserverpb.WatchProgressRequest{}}
+	if err := stream.Send(&etcdserverpb.WatchRequest{RequestUnion: progress}); err != nil { // frees the create's bytes
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
 	var done sync.WaitGroup
 	seen := 0
 	done.Go(func() {
