@@ -33,6 +33,8 @@ const (
 	sideStop = time.Second
 	// headerMax is how long a client of a side listener may take to send its headers.
 	headerMax = 10 * time.Second
+	// failedGrace is what clients of a member that has failed have for the answers that tell them.
+	failedGrace = time.Second
 	// stopExtra is added to the request timeout for what a stop does beside waiting for requests.
 	stopExtra = 10 * time.Second
 )
@@ -298,17 +300,17 @@ func (d *daemon) serve(ctx context.Context) {
 }
 
 // stop ends everything in order, and returns the failure of the member if it had one: first the clients,
-// bounded by the request timeout, then the metrics URLs, the member, the peer URLs.
+// which have at most grace to end their calls, then the metrics URLs, the member, the peer URLs.
 //
 // Rule: contract/operations.md section 7.
-func (d *daemon) stop() error {
+func (d *daemon) stop(grace time.Duration) error {
 	names := []zap.Field{
 		zap.String("name", d.cfg.Name), zap.String("data-dir", d.cfg.DataDir),
 		zap.Strings("advertise-peer-urls", d.cfg.AdvertisePeerURLs.Strings()),
 		zap.Strings("advertise-client-urls", d.cfg.AdvertiseClientURLs.Strings()),
 	}
 	d.log.Info("closing etcd server", names...)
-	ctx, cancel := context.WithTimeout(context.Background(), d.cfg.RequestTimeout())
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	d.clients.Shutdown(ctx)
 	cancel()
 	d.cancel()

@@ -157,7 +157,7 @@ func serve(cfg *config.Config, log *logging.Log) (code int, received os.Signal) 
 	select {
 	case received = <-signals:
 		log.Info("received signal; shutting down", zap.String("signal", received.String()))
-		if err := d.stop(); err != nil {
+		if err := d.stop(cfg.RequestTimeout()); err != nil {
 			return failed(log.Logger, err), nil
 		}
 		return 0, received
@@ -165,7 +165,7 @@ func serve(cfg *config.Config, log *logging.Log) (code int, received os.Signal) 
 		return ended(d), nil
 	case err := <-d.failures:
 		log.Error("listener failed", zap.Error(err))
-		_ = d.stop() // the listener's failure is the one to tell
+		_ = d.stop(cfg.RequestTimeout()) // the listener's failure is the one to tell
 		return 1, nil
 	}
 }
@@ -189,7 +189,7 @@ func failed(log *zap.Logger, err error) int {
 // ended stops what is left of a member that ended by itself. One that was removed from its cluster has
 // nothing more to do, and that is no failure.
 func ended(d *daemon) int {
-	err := d.stop()
+	err := d.stop(failedGrace)
 	if errors.Is(err, runtime.ErrRemoved) {
 		d.log.Warn("server error", zap.Error(runtime.ErrRemoved))
 		return 0

@@ -34,6 +34,9 @@ const asDaemon = "SLUICE_TEST_DAEMON"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asDaemon) != "" {
+		if rule := os.Getenv(breakOnSignal); rule != "" {
+			go awaitBreak(rule)
+		}
 		main()
 	}
 	os.Exit(m.Run())
