@@ -18,6 +18,9 @@ const (
 	smallAnswerBytes = 64 << 10
 	// stallDefault is how long a counted answer may make no progress before its connection is closed.
 	stallDefault = time.Minute
+	// stallContended is the part of that time that it may when others wait for its share: otherwise a few clients
+	// that do not read keep all others from large answers, for the whole time each.
+	stallContended = 12
 )
 
 // budget admits answers by their size, first come first served, before they take a view. An answer above
@@ -112,11 +115,16 @@ func (b *budget) grant(ctx context.Context, n int64, pool mem.BufferPool) *grant
 	return g
 }
 
-// sweep closes the connections whose answers have made no progress for the stall time. grpc cannot reset
+// sweep closes the connections whose answers have made no progress for the stall time, or, when others wait, for
+// a part of it. grpc cannot reset
 // one stream from outside, and a client that leaves a whole answer unread for so long has stopped reading.
 func (b *budget) sweep() (stalled []*clientConn) {
-	limit := b.now().Add(-b.stall).UnixNano()
 	b.mu.Lock()
+	stall := b.stall
+	if b.waiting.Len() > 0 {
+		stall /= stallContended
+	}
+	limit := b.now().Add(-stall).UnixNano()
 	for s := range b.shares {
 		if s.sealed.Load() && s.progress.Load() < limit && s.conn != nil {
 			stalled = append(stalled, s.conn)

@@ -220,6 +220,42 @@ func TestStalledReader(t *testing.T) {
 	}
 }
 
+// A client that has stopped reading may take its time while nobody is in its way, and a part of it when others wait.
+func TestStallIsShorterWhenOthersWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBudget(100, time.Minute, time.Now)
+		near, far := net.Pipe()
+		defer far.Close()
+		c := &clientConn{Conn: near}
+		g, err := b.acquire(context.WithValue(context.Background(), connKey{}, c), 80, new(pool))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.seal(80)
+		time.Sleep(30 * time.Second)
+		if stalled := b.sweep(); len(stalled) != 0 {
+			t.Fatal("closed though nobody waits")
+		}
+		admitted := make(chan *grant)
+		go func() {
+			g, err := b.acquire(context.Background(), 50, new(pool))
+			if err != nil {
+				t.Error(err)
+			}
+			admitted <- g
+		}()
+		synctest.Wait()
+		if stalled := b.sweep(); len(stalled) != 1 || stalled[0] != c {
+			t.Fatalf("%d connections closed, want that in the way", len(stalled))
+		}
+		if g := <-admitted; g == nil {
+			t.Fatal("not admitted")
+		} else {
+			g.abandon()
+		}
+	})
+}
+
 // What waits for the budget ends with its client's deadline.
 func TestBudgetDeadline(t *testing.T) {
 	s := newServer(t, func(c *Config, _ *ListenConfig) { c.ReadBudgetBytes = 1 << 20 })

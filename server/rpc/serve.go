@@ -281,7 +281,7 @@ func (s *Server) rejected(c net.Conn, st *tls.ConnectionState, err error) {
 
 // sweepStalled looks for clients that have stopped reading a large answer.
 func (s *Server) sweepStalled(ctx context.Context) {
-	ticker := time.NewTicker(max(s.cfg.ReadStall/4, time.Millisecond))
+	ticker := time.NewTicker(max(s.cfg.ReadStall/(2*stallContended), time.Millisecond))
 	defer ticker.Stop()
 	for {
 		select {
@@ -297,7 +297,7 @@ func (s *Server) sweepStalled(ctx context.Context) {
 
 func (s *Server) logStalled(c *clientConn) {
 	s.logger.Warn("closed connection of a client that does not read its answer",
-		zap.String("remote-addr", c.RemoteAddr().String()), zap.Duration("stalled", s.cfg.ReadStall))
+		zap.String("remote-addr", c.RemoteAddr().String()))
 }
 
 // watchStall closes the connection of a call unless the timer is reset within every stall time.
