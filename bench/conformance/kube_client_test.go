@@ -68,8 +68,12 @@ func (a kubeAPI) do(ctx context.Context, method, path string, body any) (kubeObj
 		return kubeObject{}, err
 	}
 	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body) // to its end, so that the connection serves again
+	if err != nil {
+		return kubeObject{}, fmt.Errorf("read the answer to %s %s: %w", method, path, err)
+	}
 	var o kubeObject
-	err = json.NewDecoder(resp.Body).Decode(&o)
+	err = json.Unmarshal(text, &o)
 	if resp.StatusCode >= 300 {
 		return o, &kubeError{resp.StatusCode, o}
 	}
