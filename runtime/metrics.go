@@ -47,7 +47,8 @@ func (m *Member) replicateMetrics() replicate.Metrics {
 	x := m.cfg.Metrics
 	return replicate.Metrics{
 		HasLeader: x.HasLeader, IsLeader: x.IsLeader, LeaderChanges: x.LeaderChanges, Committed: x.ProposalsCommitted,
-		HeartbeatLate: x.HeartbeatSendFailures,
+		HeartbeatLate: x.HeartbeatSendFailures, LogEntries: x.Own.RaftLogEntries, LogBytes: x.Own.RaftLogBytes,
+		Backlog: x.Own.RaftBacklogBytes, MsgAppDropped: x.Own.AppendsDropped,
 	}
 }
 
@@ -55,7 +56,7 @@ func (m *Member) storeMetrics() mvcc.Metrics {
 	x := m.cfg.Metrics
 	return mvcc.Metrics{
 		Puts: x.Puts, Deletes: x.Deletes, Txns: x.Txns, Ranges: x.Ranges,
-		PutBytes: x.PutBytes, CompactionKeys: x.CompactedKeys,
+		PutBytes: x.PutBytes, CompactionKeys: x.CompactedKeys, CachedBytes: x.Own.ValueCacheBytes,
 	}
 }
 
@@ -101,13 +102,15 @@ func (m *Member) watchMetrics() watch.Metrics {
 	x := m.cfg.Metrics
 	return watch.Metrics{
 		Streams: x.WatchStreams, Watchers: x.Watchers, SlowWatchers: x.SlowWatchers,
-		PendingEvents: x.PendingEvents, Events: x.Events,
+		PendingEvents: x.PendingEvents, Events: x.Events, Future: x.Own.WatchersFuture,
+		Compacted: x.Own.WatchersCompacted, LagScanning: x.Own.WatchLagScanning, LagBlocked: x.Own.WatchLagBlocked,
+		WindowBytes: x.Own.WatchWindowBytes, Scans: x.Own.WatchScans,
 	}
 }
 
 func (m *Member) expireMetrics() expire.Metrics {
 	x := m.cfg.Metrics
-	return expire.Metrics{Renewed: x.LeasesRenewed, Expired: x.LeasesExpired}
+	return expire.Metrics{Renewed: x.LeasesRenewed, Expired: x.LeasesExpired, Due: x.Own.LeasesDue}
 }
 
 // priorityGap is the backlog up to which lease revocations pass; 0 is the gate of all requests.

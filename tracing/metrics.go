@@ -19,6 +19,8 @@ type Metrics struct {
 	flow     flow
 	rpc      rpcVectors
 
+	Own Own
+
 	// Identity and state of the member: runtime and server set them.
 	ServerVersion           *prometheus.GaugeVec   // etcd_server_version
 	GoVersion               *prometheus.GaugeVec   // etcd_server_go_version
@@ -112,7 +114,6 @@ type Metrics struct {
 	DisconnectedPeers *prometheus.CounterVec // etcd_network_disconnected_peers_total
 	FDUsed            prometheus.Gauge       // os_fd_used
 	FDLimit           prometheus.Gauge       // os_fd_limit
-
 }
 
 // NewMetrics makes the registry and every family in it. extensive adds grpc_server_handling_seconds.
@@ -127,6 +128,7 @@ func NewMetrics(extensive bool) *Metrics {
 	m.newDisk(b)
 	m.newClient(b)
 	m.newLive(b)
+	m.Own = newOwn(b)
 	b.registry.MustRegister(newClusterVersion(&m.live))
 	b.unused()
 	m.rpc = newRPCVectors(b, extensive)
