@@ -187,7 +187,24 @@ func manyKeys(s Settings) Group {
 	cpu := Gate{Metric: CPU, Limit: 4}
 	name := "LIST " + thousands(n) + " x 256 B, "
 	return Group{Fill: filled(n, 256), Cells: []Cell{
-		listTraffic(1, q, true, n).cell(s, name+"stream", "list", cpu, Gate{Metric: Extra, Limit: 0.1}),
-		listTraffic(1, q, false, n).cell(s, name+"unary", "list", cpu, Gate{Metric: Extra, Limit: 0.3}),
+		listTraffic(1, q, true, n).cell(s, name+"stream", "list", cpu),
+		listTraffic(1, q, false, n).cell(s, name+"unary", "list", cpu),
+		firstList(name+"stream", listTraffic(1, q, true, n), Gate{Metric: Extra, Limit: 0.1}),
+		firstList(name+"unary", listTraffic(1, q, false, n), Gate{Metric: Extra, Limit: 0.3}),
 	}}
+}
+
+// firstList makes one call to a member that has just been filled: memory that an earlier list has left
+// behind would hide what this one takes.
+func firstList(name string, t traffic, gates ...Gate) Cell {
+	run := func(ctx context.Context, m *Member) (Sample, error) {
+		if err := m.Reset(ctx); err != nil {
+			return nil, err
+		}
+		if _, err := m.resident(ctx); err != nil { // waits
+			return nil, err
+		}
+		return t.sample(ctx, m, Settings{Duration: time.Minute, Ops: 1})
+	}
+	return Cell{Name: name + ", the first after a start, lean client", Op: "list", Gates: gates, Alone: true, Run: run}
 }
