@@ -19,7 +19,7 @@ type Metrics struct {
 	flow     flow
 	rpc      rpcVectors
 
-	Own Own
+	Own *Own // levels that etcd has no name for
 
 	// Identity and state of the member: runtime and server set them.
 	ServerVersion           *prometheus.GaugeVec   // etcd_server_version

@@ -18,8 +18,8 @@ type Own struct {
 	LeasesDue         prometheus.Gauge   // sluice_lease_due
 }
 
-func newOwn(b builder) Own {
-	return Own{
+func newOwn(b builder) *Own {
+	return &Own{
 		RaftLogEntries:   b.gauge("sluice_raft_log_entries", "Entries of the raft log kept in memory."),
 		RaftLogBytes:     b.gauge("sluice_raft_log_bytes", "Bytes of the raft log kept in memory."),
 		RaftBacklogBytes: b.gauge("sluice_raft_backlog_bytes", "Bytes appended to the log and not yet applied."),
