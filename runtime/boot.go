@@ -104,7 +104,8 @@ func (c *Config) makeDirs() error {
 func (c *Config) openBackend(metrics backend.Metrics, meters meters) (*backend.Backend, error) {
 	return backend.Open(backend.Config{
 		Path: c.dbPath(), QuotaBytes: c.QuotaBytes, MappingBytes: c.MappingBytes,
-		FreelistType: c.FreelistType, UnsafeNoFsync: c.UnsafeNoFsync, Mlock: c.Mlock,
+		BufferBytesMax: c.BufferBytes,
+		FreelistType:   c.FreelistType, UnsafeNoFsync: c.UnsafeNoFsync, Mlock: c.Mlock,
 		BatchInterval: c.BatchInterval, BatchLimit: c.BatchLimit, DefragBytes: c.DefragBytes,
 		Capacity: c.Mailboxes.Backend, Logger: c.Logger.Named("backend"), Metrics: metrics, Meter: meters.backend,
 	})

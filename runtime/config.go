@@ -65,6 +65,7 @@ type Config struct {
 	// For tests and simulations, which cannot write gigabytes; 0 is the ordinary size.
 	MappingBytes int64 // of the database's first mapping
 	SegmentBytes int64 // of a log segment
+	BufferBytes  int64 // of changes that apply collects while the database cannot take them
 }
 
 // Mailboxes are the capacities of the stages' mailboxes in messages; 0 means the default of the table in

@@ -372,3 +372,47 @@ func TestSlowApply(t *testing.T) {
 		stop(t, m)
 	})
 }
+
+// A database that cannot be written, here because a reader holds the old mapping of a file that must grow: apply
+// goes on in memory up to its limit, then the pipeline fills up to its limits and waits; raft's time goes on,
+// serializable reads are answered. When the reader is gone everything is applied, once, and becomes durable.
+func TestStalledDatabase(t *testing.T) {
+	const puts, valueBytes, buffer = 3000, 10_000, 2 << 20
+	inBubble(t, func(t *testing.T, cfg Config, _ *faultyDisk) {
+		cfg.MappingBytes, cfg.UncommittedBytes, cfg.BufferBytes = 1<<20, 4<<20, buffer
+		m := run(t, cfg)
+		put(t, m, "before", "v")
+		term := m.Term()
+		held := m.View()
+		f := &flood{}
+		f.start(t, m, "k", puts, valueBytes)
+		time.Sleep(3 * time.Second)
+		answered := f.answered.Load()
+		// Two sealed buffers and one that is being filled; fewer, when a batch is held up in the middle.
+		if answered > 4*buffer/valueBytes {
+			t.Errorf("%d of %d puts answered, want up to three buffers of them", answered, puts)
+		}
+		time.Sleep(time.Second)
+		if n := f.answered.Load(); n != answered {
+			t.Errorf("%d puts answered a second later, %d before: apply does not wait", n, answered)
+		}
+		if st := m.replicate.Standing(); !st.Leading || st.Term != term || !m.replicate.Fresh() {
+			t.Errorf("leadership lost: %+v", st)
+		}
+		if get(m, "before") != "v" {
+			t.Error("what was acknowledged cannot be read")
+		}
+		bounded(t, m)
+		held.Release()
+		f.clients.Wait()
+		if f.answered.Load() != puts || f.once(t, m, "k", puts) != puts {
+			t.Errorf("%d of %d puts answered, %d late", f.answered.Load(), puts, f.late.Load())
+		}
+		stop(t, m)
+		m = run(t, cfg)
+		if n := f.once(t, m, "k", puts); n != puts {
+			t.Errorf("%d keys after a restart", n)
+		}
+		stop(t, m)
+	})
+}

@@ -223,6 +223,35 @@ func TestStopWhileDiskStalls(t *testing.T) {
 	})
 }
 
+// A member whose disk does not answer from the start is never ready; it can be stopped all the same.
+func TestStopBeforeReady(t *testing.T) {
+	everySize(t, func(t *testing.T, cfg Config, disk *faultyDisk) {
+		m, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.patience = 100 * time.Millisecond
+		reached, release := disk.stall(t)
+		m.Start(context.Background())
+		<-reached
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := m.Stop(ctx); err == nil {
+			t.Error("Stop says that all has ended")
+		}
+		select {
+		case <-m.Ready():
+			t.Error("ready without a disk")
+		default:
+		}
+		release()
+		m.loops.loops.Wait()
+		m = run(t, cfg)
+		put(t, m, "k", "v")
+		stop(t, m)
+	})
+}
+
 // A mailbox that fails to close in order would leave its stage behind: each closes before the stop ends.
 func TestStopClosesEveryMailbox(t *testing.T) {
 	m := run(t, testConfig(t, filepath.Join(t.TempDir(), "data"), Mailboxes{}))
