@@ -179,7 +179,8 @@ func swapDescriptor(t *testing.T, path string) {
 	swapped := 0
 	for _, fd := range fds {
 		n, _ := strconv.Atoi(fd.Name())
-		if target, err := os.Readlink("/proc/self/fd/" + fd.Name()); err != nil || target != path || n == int(readOnly.Fd()) {
+		target, err := os.Readlink("/proc/self/fd/" + fd.Name())
+		if err != nil || target != path || n == int(readOnly.Fd()) {
 			continue
 		}
 		if err := unix.Dup3(int(readOnly.Fd()), n, unix.O_CLOEXEC); err != nil {

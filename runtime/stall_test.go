@@ -134,7 +134,8 @@ func bounded(t *testing.T, m *Member) {
 	for _, box := range m.mailboxes() {
 		s := box.Stats()
 		if s.HighWater > s.Capacity || s.BytesMax > 0 && s.Depth > 1 && s.Bytes > s.BytesMax {
-			t.Errorf("mailbox %s held %d of %d messages, holds %d of %d bytes", s.Name, s.HighWater, s.Capacity, s.Bytes, s.BytesMax)
+			t.Errorf("mailbox %s held %d of %d messages, holds %d of %d bytes",
+				s.Name, s.HighWater, s.Capacity, s.Bytes, s.BytesMax)
 		}
 	}
 }

@@ -298,7 +298,8 @@ func TestPoisonedBuffers(t *testing.T) {
 				}
 			}
 			all.Wait()
-			if _, err := etcdserverpb.NewKVClient(s.dial(t)).Put(within(t), &etcdserverpb.PutRequest{Key: []byte("end")}); err != nil {
+			kv := etcdserverpb.NewKVClient(s.dial(t))
+			if _, err := kv.Put(within(t), &etcdserverpb.PutRequest{Key: []byte("end")}); err != nil {
 				t.Fatal(err)
 			}
 			if a, b := watches[0](), watches[1](); a != b || a < clients*steps/4 {

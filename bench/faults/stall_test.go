@@ -233,7 +233,8 @@ func descriptors(t *testing.T, path string) (n int) {
 
 func newStore(t *testing.T, s *served, n int) *store {
 	t.Helper()
-	db := &store{kv: etcdserverpb.NewKVClient(s.dial(t, grpc.WithInitialWindowSize(4<<20), grpc.WithInitialConnWindowSize(4<<20)))}
+	wide := s.dial(t, grpc.WithInitialWindowSize(4<<20), grpc.WithInitialConnWindowSize(4<<20))
+	db := &store{kv: etcdserverpb.NewKVClient(wide)}
 	for range n {
 		db.put(t, n)
 	}
