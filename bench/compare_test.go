@@ -12,9 +12,13 @@ import (
 	"sluice/bench/workload"
 
 	"go.uber.org/goleak"
+
+	"sluice/bench/process"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) { process.CleanUp(); os.Exit(code) }))
+}
 
 // The quick form runs against Sluice alone: each cell makes the calls that it was asked for, and says so in
 // the tables and in the saved results.

@@ -9,12 +9,16 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+
+	"sluice/bench/process"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	switch err := run(ctx, os.Args[1:]); {
+	err := run(ctx, os.Args[1:])
+	process.CleanUp()
+	switch {
 	case errors.Is(err, flag.ErrHelp):
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "bench:", err)

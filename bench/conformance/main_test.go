@@ -22,7 +22,9 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	os.Exit(m.Run())
+	code := m.Run()
+	process.CleanUp()
+	os.Exit(code)
 }
 
 // seed returns the seed of a random test and prints it, so that a failure can be replayed.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 )
 
 // Tools are the paths of the reference's programs.
@@ -22,8 +23,7 @@ const oracleVersion = "3.7.3"
 
 var (
 	oracle = sync.OnceValues(buildOracle)
-	sluice = sync.OnceValues(func() (string, error) { return buildSluice(false) })
-	raced  = sync.OnceValues(func() (string, error) { return buildSluice(true) })
+	sluice = sync.OnceValues(buildSluice)
 )
 
 // Oracle returns the reference's programs, building them into the user's cache folder the first time.
@@ -35,8 +35,12 @@ func Oracle() (Tools, error) { return oracle() }
 // too, where the reference is right, is a wrong test.
 func Sluice() (string, error) { return sluice() }
 
-// RacedSluice is Sluice built with the race detector.
-func RacedSluice() (string, error) { return raced() }
+// CleanUp removes the daemon that Sluice has built, when nobody will start it any more.
+func CleanUp() {
+	if dir := built.Load(); dir != nil {
+		os.RemoveAll(*dir)
+	}
+}
 
 // Root returns the top folder of this module's source.
 func Root() string {
@@ -81,7 +85,10 @@ func buildOracle() (Tools, error) {
 	return t, nil
 }
 
-func buildSluice(race bool) (string, error) {
+// built is the folder of the daemon that Sluice has built: written once by buildSluice, read by CleanUp.
+var built atomic.Pointer[string]
+
+func buildSluice() (string, error) {
 	if program := os.Getenv("SLUICE_PROGRAM"); program != "" {
 		return program, nil
 	}
@@ -89,12 +96,9 @@ func buildSluice(race bool) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("make a folder for the daemon: %w", err)
 	}
+	built.Store(&dir)
 	path := filepath.Join(dir, "sluice")
-	args := []string{}
-	if race {
-		args = append(args, "-race")
-	}
-	return path, build(Root(), path, "./server", args...)
+	return path, build(Root(), path, "./server")
 }
 
 func build(dir, out, pkg string, args ...string) error {
