@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -20,12 +19,13 @@ type kubeCache struct {
 	prefix   string
 	breaks   bool // cut the watch again and again: resumed at once, or only after a compaction
 	state    map[string]*mvccpb.KeyValue
-	revision int64        // all events up to it are in state
-	progress int64        // the last revision that a list or a notification closed
-	reached  atomic.Int64 // revision, published to the test
-	events   []kubeWrite  // all that were seen, where keep
+	revision int64       // all events up to it are in state
+	progress int64       // the last revision that a list or a notification closed
+	events   []kubeWrite // all that were seen, where keep
 	keep     bool
 	onDelete func(key string, revision int64)
+
+	progressed chan struct{} // filled after each comparison
 
 	checked, skipped, resumed, expired int
 }
@@ -105,6 +105,10 @@ func (k *kubeTraffic) follow(ctx context.Context, c *kubeCache, round int) error
 			if err := k.compare(ctx, c); err != nil {
 				return err
 			}
+			select {
+			case c.progressed <- struct{}{}:
+			default:
+			}
 		default:
 			for _, ev := range r.Events {
 				if err := c.apply(ev, k.compacted.Load()); err != nil {
@@ -112,7 +116,6 @@ func (k *kubeTraffic) follow(ctx context.Context, c *kubeCache, round int) error
 				}
 			}
 		}
-		c.reached.Store(c.revision)
 		if end := k.end.Load(); end != 0 && c.revision >= end {
 			return errors.Join(k.compare(ctx, c), errCacheDone)
 		}

@@ -65,7 +65,7 @@ func TestKubeTraffic(t *testing.T) {
 	}
 	helping, stop := context.WithCancel(ctx)
 	defer stop()
-	helpers.Go(func() { k.requestProgress(helping) })
+	helpers.Go(func() { k.requestProgress(helping, all) })
 	k.load(ctx, t)
 	k.leases.await(ctx, t)
 	restarted := k.restart(ctx, t)
@@ -78,10 +78,14 @@ func TestKubeTraffic(t *testing.T) {
 
 // caches are a cache per resource, one of everything, and one whose watch is cut again and again.
 func (k *kubeTraffic) caches() []*kubeCache {
-	return []*kubeCache{
+	all := []*kubeCache{
 		{prefix: kubePods}, {prefix: kubeConfigs}, {prefix: "/registry/", keep: true},
 		{prefix: kubeEvents, onDelete: k.leases.deleted}, {prefix: kubePods, breaks: true},
 	}
+	for _, c := range all {
+		c.progressed = make(chan struct{}, 1)
+	}
+	return all
 }
 
 // ballast makes lists long enough for pages and chunks.
@@ -345,16 +349,27 @@ func (k *kubeTraffic) awaitCompaction(ctx context.Context, rev int64) {
 	}
 }
 
-// requestProgress asks on the caches' common stream, as a consistent list from cache does.
-func (k *kubeTraffic) requestProgress(ctx context.Context) {
+// requestProgress asks on the caches' common stream, as a consistent list from cache does; again once each
+// cache is done with an answer, so that a slow machine is asked less often.
+func (k *kubeTraffic) requestProgress(ctx context.Context, all []*kubeCache) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for {
+	for ctx.Err() == nil {
+		_ = k.c.RequestProgress(clientv3.WithRequireLeader(ctx)) // an interrupted stream is the watches' affair
+		answered, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+		for _, c := range all {
+			if c.breaks { // it may be away
+				continue
+			}
+			select {
+			case <-c.progressed:
+			case <-answered.Done():
+			}
+		}
+		cancel()
 		select {
 		case <-tick.C:
-			_ = k.c.RequestProgress(clientv3.WithRequireLeader(ctx)) // an interrupted stream is the watches' affair
 		case <-ctx.Done():
-			return
 		}
 	}
 }
