@@ -11,7 +11,8 @@ import (
 // The model finds each fault that a list can have.
 func TestKubeModelFinds(t *testing.T) {
 	writes := []kubeWrite{
-		{key: "/r/a", value: "1", revision: 2}, {key: "/r/b", value: "1", revision: 3}, {key: "/r/c", value: "1", revision: 4},
+		{key: "/r/a", value: "1", revision: 2}, {key: "/r/b", value: "1", revision: 3},
+		{key: "/r/c", value: "1", revision: 4},
 		{key: "/r/a", value: "2", revision: 5}, {key: "/r/b", revision: 6, deleted: true},
 	}
 	kv := func(key, value string, create, mod, version int64) *mvccpb.KeyValue {
@@ -48,7 +49,9 @@ func TestKubeCacheFinds(t *testing.T) {
 	kv := func(mod int64) *mvccpb.KeyValue {
 		return &mvccpb.KeyValue{Key: []byte("/r/a"), CreateRevision: 4, ModRevision: mod, Version: mod - 3}
 	}
-	put := func(mod int64, prev *mvccpb.KeyValue) *clientv3.Event { return &clientv3.Event{Kv: kv(mod), PrevKv: prev} }
+	put := func(mod int64, prev *mvccpb.KeyValue) *clientv3.Event {
+		return &clientv3.Event{Kv: kv(mod), PrevKv: prev}
+	}
 	for name, events := range map[string][]*clientv3.Event{
 		"":                       {put(6, kv(5)), put(7, kv(6))},
 		"an event is lost":       {put(7, kv(6))},
