@@ -15,6 +15,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
@@ -66,6 +67,7 @@ func differ(t *testing.T, a, b *process.Daemon, g *generator, ops int) {
 // side is one of the two servers.
 type side struct {
 	name    string
+	party   *party
 	kv      pb.KVClient
 	lease   pb.LeaseClient
 	maint   pb.MaintenanceClient
@@ -76,7 +78,7 @@ type side struct {
 func newSide(t *testing.T, d *process.Daemon) *side {
 	conn := connect(t, d).ActiveConnection()
 	return &side{
-		name: d.Program, kv: pb.NewKVClient(conn), lease: pb.NewLeaseClient(conn),
+		name: d.Program, party: &party{d, conn}, kv: pb.NewKVClient(conn), lease: pb.NewLeaseClient(conn),
 		maint: pb.NewMaintenanceClient(conn), watcher: pb.NewWatchClient(conn),
 	}
 }
@@ -110,12 +112,44 @@ func (s *side) call(ctx context.Context, req proto.Message) (a answer) {
 	case *pb.HashKVRequest:
 		a.resp, a.err = s.maint.HashKV(ctx, r, opts...)
 	default:
-		panic(fmt.Sprintf("no call for %T", req))
+		return s.other(ctx, req)
 	}
 	if a.err == nil {
 		normalize(req, a.resp)
 	}
 	return a
+}
+
+// other makes the calls whose answers are normalized by the message.
+func (s *side) other(ctx context.Context, req proto.Message) answer {
+	method := ""
+	switch req.(type) {
+	case streamed:
+		method = "/etcdserverpb.KV/RangeStream"
+	case *pb.LeaseKeepAliveRequest:
+		method = "/etcdserverpb.Lease/LeaseKeepAlive"
+	case *pb.StatusRequest:
+		method = "/etcdserverpb.Maintenance/Status"
+	case *pb.AlarmRequest:
+		method = "/etcdserverpb.Maintenance/Alarm"
+	case *pb.MemberListRequest:
+		method = "/etcdserverpb.Cluster/MemberList"
+	default:
+		panic(fmt.Sprintf("no call for %T", req))
+	}
+	data, err := proto.Marshal(req)
+	if err != nil {
+		return answer{err: err}
+	}
+	o := s.party.call(ctx, method, data)
+	if o.code != codes.OK {
+		return answer{err: status.Error(o.code, o.message)}
+	}
+	whole := output(method)
+	for _, m := range o.messages {
+		proto.Merge(whole, m)
+	}
+	return answer{resp: whole}
 }
 
 // normalize removes what may differ: who answered, the term, times left, and orders that are not promised.

@@ -203,6 +203,21 @@ func (g *generator) txn(depth int) *pb.TxnRequest {
 	return r
 }
 
+// streamed is a range that is asked for with RangeStream.
+type streamed struct{ *pb.RangeRequest }
+
+// streamRequest returns a range whose order a stream can have.
+func (g *generator) streamRequest() streamed {
+	r := g.rangeRequest(false)
+	if r.SortTarget != pb.RangeRequest_KEY {
+		r.SortOrder = pb.RangeRequest_ASCEND // refused; without an order the reference's answer is wrong
+	}
+	if g.chance(80) {
+		r.MinModRevision, r.MaxModRevision, r.MinCreateRevision, r.MaxCreateRevision = 0, 0, 0, 0
+	}
+	return streamed{r}
+}
+
 // anyOp says whether an operation of r, at any depth and in any branch, satisfies fn.
 func anyOp(r *pb.TxnRequest, fn func(*pb.RequestOp) bool) bool {
 	for _, op := range slices.Concat(r.Success, r.Failure) {
@@ -230,8 +245,10 @@ func (g *generator) next() proto.Message {
 	switch n := g.IntN(100); {
 	case n < 34:
 		return g.put()
-	case n < 54:
+	case n < 48:
 		return g.rangeRequest(false)
+	case n < 54:
+		return g.streamRequest()
 	case n < 62:
 		return g.deleteRange()
 	case n < 86:
@@ -266,7 +283,10 @@ func (g *generator) next() proto.Message {
 	case n < 97:
 		return &pb.LeaseTimeToLiveRequest{ID: g.lease(), Keys: g.chance(70)}
 	case n < 98:
-		return &pb.LeaseLeasesRequest{}
+		return []proto.Message{
+			&pb.LeaseLeasesRequest{}, &pb.LeaseKeepAliveRequest{ID: g.lease()}, &pb.StatusRequest{},
+			&pb.MemberListRequest{Linearizable: g.chance(50)}, &pb.AlarmRequest{Alarm: pb.AlarmType(g.IntN(4))},
+		}[g.IntN(5)]
 	default:
 		return &pb.HashKVRequest{Revision: g.past(false)}
 	}
