@@ -175,7 +175,7 @@ func (d *daemon) warnPlaintext() {
 				zap.String("client-url", u.String()))
 		}
 		if d.cfg.ClientTLS.ClientCertAuth {
-			d.log.Warn("scheme is http or unix while --client-cert-auth is enabled; ignoring client cert auth for this url",
+			d.log.Warn("scheme is http or unix while --client-cert-auth is enabled; ignoring client cert auth for this URL",
 				zap.String("client-url", u.String()))
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/crypto/bcrypt"
 )
 
 // The two modes of auto-compaction.
@@ -328,10 +329,11 @@ func (o *Outcome) fillZeros(c *Config) {
 			o.note(zap.InfoLevel, fmt.Sprintf("%s increased to minimum value: %v", t.name, peerTimeoutMin))
 		}
 	}
-	if c.BcryptCost < 4 || c.BcryptCost > 31 {
-		o.note(zap.WarnLevel, "Invalid bcrypt-cost, using default",
-			zap.Uint("given-cost", c.BcryptCost), zap.Uint("default-cost", 10))
-		c.BcryptCost = 10
+	if c.BcryptCost < uint(bcrypt.MinCost) || c.BcryptCost > uint(bcrypt.MaxCost) {
+		o.note(zap.WarnLevel, "use default bcrypt cost instead of the invalid given cost",
+			zap.Int("min-cost", bcrypt.MinCost), zap.Int("max-cost", bcrypt.MaxCost),
+			zap.Int("default-cost", bcrypt.DefaultCost), zap.Uint("given-cost", c.BcryptCost))
+		c.BcryptCost = uint(bcrypt.DefaultCost)
 	}
 	if c.RequestBytesMax > requestBytesMaxSuggested {
 		o.note(zap.WarnLevel, "exceeded recommended request limit",
@@ -373,7 +375,7 @@ func (c *Config) Prepare() error {
 				"client TLS key/cert (--cert-file, --key-file) must be provided for metrics secure url")
 		}
 	}
-	if c.AuthToken != "simple" {
+	if kind, _, _ := strings.Cut(c.AuthToken, ","); kind != "simple" { // which has no options: those given mean nothing
 		return errors.New("auth: invalid auth options")
 	}
 	retention, err := parseRetention(c.AutoCompactionMode, c.AutoCompactionRetentionText)
@@ -390,6 +392,9 @@ func (c *Config) Prepare() error {
 // parseRetention reads hours or revisions from a whole number, else a duration. A duration in revision
 // mode counts its nanoseconds as revisions, which is never reached: etcd's rule, so it is ours.
 func parseRetention(mode, text string) (time.Duration, error) {
+	if text == "" {
+		return 0, nil
+	}
 	n, err := strconv.Atoi(text)
 	if err == nil && n >= 0 {
 		if mode == ModeRevision {

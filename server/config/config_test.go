@@ -71,11 +71,18 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// An empty retention, such as wrappers pass on, is none.
+func TestEmptyRetention(t *testing.T) {
+	if c := effective(t, nil, "--auto-compaction-retention="); c.AutoCompactionRetention != 0 {
+		t.Errorf("retention %v", c.AutoCompactionRetention)
+	}
+}
+
 func TestEffectiveValues(t *testing.T) {
 	c := effective(t, []string{"ETCD_ELECTION_TIMEOUT=5000"}, "--name=n1", "-snapshot-count", "0",
 		"--snapshot-catchup-entries=0", "--initial-advertise-peer-urls", "http://b:2,http://a:1",
 		"--heartbeat-interval=500", "--watch-progress-notify-interval=1ms", "--raft-read-timeout=1s",
-		"--bcrypt-cost=99", "--quota-backend-bytes=-1", "--host-whitelist=b,a,b", "--cors=http://x:1",
+		"--bcrypt-cost=99", "--auth-token=simple,a=b", "--quota-backend-bytes=-1", "--host-whitelist=b,a,b", "--cors=http://x:1",
 		"--auto-compaction-mode=revision", "--auto-compaction-retention=1000", "--mailbox-apply=1",
 		"--feature-gates=AllAlpha=true,PriorityRequest=false,CompactHashCheck=false,InitialCorruptCheck=false",
 		"--enable-grpc-gateway=false", "--config=1")

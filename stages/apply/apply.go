@@ -69,6 +69,9 @@ func New(cfg Config) (*Stage, error) {
 	if err := s.load(); err != nil {
 		return nil, err
 	}
+	if err := s.core.members.CheckLearners(); err != nil {
+		return nil, err
+	}
 	return s, nil
 }
 

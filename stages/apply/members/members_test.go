@@ -174,6 +174,12 @@ func TestLearners(t *testing.T) {
 	if !errors.Is(err, ErrTooManyLearners) {
 		t.Errorf("a third learner of two: %v", err)
 	}
+	if err := s.CheckLearners(); err != nil {
+		t.Errorf("two learners of two: %v", err)
+	}
+	if lowered, err := Load(m, m, 2, 1); err != nil || !errors.Is(lowered.CheckLearners(), ErrTooManyLearners) {
+		t.Errorf("two learners, one allowed: %v", err)
+	}
 	if !s.Table().IsLearner() {
 		t.Error("the local member is a learner and does not see it")
 	}

@@ -77,6 +77,15 @@ func Load(r backend.Reader, w backend.Writer, local uint64, learnersMax int) (*S
 	return &Set{table: t, w: w, learnersMax: learnersMax}, nil
 }
 
+// CheckLearners refuses a membership with more learners than --max-learners allows, with ErrTooManyLearners: it
+// was lowered between two starts.
+func (s *Set) CheckLearners() error {
+	if len(s.table.list)-len(s.table.Voters()) > s.learnersMax {
+		return ErrTooManyLearners
+	}
+	return nil
+}
+
 // Table is the membership of now.
 func (s *Set) Table() *Table { return s.table }
 
