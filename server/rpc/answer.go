@@ -1,6 +1,8 @@
 package rpc
 
 import (
+	"math"
+
 	"google.golang.org/grpc/mem"
 
 	"sluice/stages/wire"
@@ -9,6 +11,9 @@ import (
 // chunkBytesMax bounds one pooled chunk of an answer: large enough that its bookkeeping does not show, small
 // enough that a slow client gives memory back while it reads.
 const chunkBytesMax = 64 << 10
+
+// answerBytesMax is the largest message that grpc sends.
+const answerBytesMax = math.MaxInt32
 
 // reply is an encoded answer: pooled buffers that grpc frees once they are on the wire. It is not pooled
 // itself, because grpc's writer keeps the slice after the handler has returned.
@@ -32,15 +37,17 @@ func (r *reply) free() { r.take().Free() }
 type answer struct {
 	reply
 	pool  mem.BufferPool
-	grant *grant  // share of the read budget; nil for a small answer
-	chunk *[]byte // open chunk; nil before the first byte
-	hint  int     // bytes that are expected in all; only sizes the chunks
-	extra int     // bytes that the share does not cover
+	grant *grant   // share of the read budget; nil for a small answer
+	chunk *[]byte  // open chunk; nil before the first byte
+	hint  int      // bytes that are expected in all; only sizes the chunks
+	extra int      // bytes that the share does not cover
+	max   int      // answerBytesMax, but in tests
+	spare [32]byte // what is reserved beyond max
 }
 
 // newAnswer starts an answer of about hint bytes in buffers of pool.
 func newAnswer(pool mem.BufferPool, hint int) *answer {
-	a := &answer{pool: pool, hint: hint}
+	a := &answer{pool: pool, hint: hint, max: answerBytesMax}
 	a.bufs = a.arr[:0]
 	return a
 }
@@ -48,8 +55,16 @@ func newAnswer(pool mem.BufferPool, hint int) *answer {
 // counted makes the answer one that holds a share of the read budget. Nothing may be in it yet.
 func (a *answer) counted(g *grant) { a.grant, a.pool = g, g }
 
+// tooLarge says whether the answer is more than can be sent. What goes beyond is counted, and dropped: nobody
+// will see it.
+func (a *answer) tooLarge() bool { return a.size > a.max }
+
 // Append copies p to the end of the answer.
 func (a *answer) Append(p []byte) {
+	if a.size+len(p) > a.max {
+		a.size += len(p)
+		return
+	}
 	for len(p) > 0 {
 		if a.room() == 0 {
 			a.grow(len(p))
@@ -63,6 +78,10 @@ func (a *answer) Append(p []byte) {
 
 // Reserve returns the next n bytes of the answer, in one piece, for the caller to fill.
 func (a *answer) Reserve(n int) []byte {
+	if a.size+n > a.max {
+		a.size += n
+		return a.spare[:n]
+	}
 	if a.chunk == nil || a.room() < n {
 		a.grow(n)
 	}

@@ -37,6 +37,10 @@ func (c *codec) Unmarshal(data mem.BufferSlice, v any) error {
 func (c *codec) Marshal(v any) (mem.BufferSlice, error) {
 	switch m := v.(type) {
 	case *reply:
+		if m.size > answerBytesMax { // it is not whole
+			m.free()
+			return nil, errAnswerTooLarge
+		}
 		c.sent.Add(float64(m.size))
 		return m.take(), nil
 	case proto.Message:

@@ -31,6 +31,7 @@ var (
 	errTransferTimeout  = status.Error(codes.Unknown, "etcdserver: request timed out, leader transfer took too long")
 	errUnknownDowngrade = status.Error(codes.Unknown, "etcdserver: unknown method")
 	errAppliedTimeout   = rpctypes.ErrGRPCTimeoutWaitAppliedIndex
+	errAnswerTooLarge   = status.Error(codes.ResourceExhausted, "grpc: trying to send message larger than max")
 	errUnknownAlarm     = status.Error(codes.InvalidArgument, "etcdserver: unknown alarm action")
 )
 
@@ -57,6 +58,7 @@ func errorTable() []errorRow {
 		{mvcc.ErrFutureRev, rpctypes.ErrGRPCFutureRev},
 		{mvcc.ErrKeyNotFound, rpctypes.ErrGRPCKeyNotFound},
 		{mvcc.ErrLeaseNotFound, rpctypes.ErrGRPCLeaseNotFound},
+		{mvcc.ErrAnswerTooLarge, errAnswerTooLarge},
 
 		{lease.ErrNotFound, rpctypes.ErrGRPCLeaseNotFound},
 		{lease.ErrExists, rpctypes.ErrGRPCLeaseExist},

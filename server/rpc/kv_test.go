@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"sluice/stages/wire"
+	"sluice/tracing"
 )
 
 // sizes are those at which grpc's buffers behave differently: not pooled, one pooled buffer, several.
@@ -417,5 +418,22 @@ func TestProposedRangesReadThePresent(t *testing.T) {
 	got := []int64{r.Success[0].Range.Revision, r.Success[1].Txn.Failure[0].Range.Revision, r.Failure[0].Range.Revision}
 	if !slices.Equal(got, []int64{0, 0, 5}) {
 		t.Errorf("revisions %v, want 0, 0, 5", got)
+	}
+}
+
+// Beyond what grpc can send an answer is counted, not stored, and refused.
+func TestAnswerLimit(t *testing.T) {
+	a := newAnswer(new(pool), 0)
+	a.max = 100
+	for range 10 {
+		copy(a.Reserve(10), "head......")
+		a.Append([]byte("some bytes"))
+	}
+	if r := a.done(); !a.tooLarge() || r.size != 200 || r.bufs.Len() != 100 {
+		t.Errorf("%d bytes of %d are stored", r.bufs.Len(), r.size)
+	}
+	c := codec{received: tracing.Nop, sent: tracing.Nop}
+	if _, err := c.Marshal(&reply{size: answerBytesMax + 1}); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("encoded: %v", err)
 	}
 }

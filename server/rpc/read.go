@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"sluice/stages/apply"
@@ -98,6 +100,10 @@ func (s *Server) readAnswer(ctx context.Context, rd reader, serializable bool) (
 	}
 	if err == nil {
 		err = s.unchanged(who)
+	}
+	if err == nil && a.tooLarge() {
+		err = status.Errorf(codes.ResourceExhausted, "grpc: trying to send message larger than max (%d vs. %d)",
+			a.size, a.max)
 	}
 	if err != nil {
 		a.drop()

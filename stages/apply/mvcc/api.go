@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"errors"
+	"math"
 
 	"sluice/tracing"
 )
@@ -12,6 +13,19 @@ var (
 	ErrFutureRev     = errors.New("mvcc: required revision is a future revision")
 	ErrKeyNotFound   = errors.New("etcdserver: key not found")
 	ErrLeaseNotFound = errors.New("lease not found")
+)
+
+// ErrAnswerTooLarge stands for an answer that nobody could be sent. A read has none; a change was made, on
+// every member alike, and only what it was asked to return is missing.
+var ErrAnswerTooLarge = errors.New("mvcc: answer is too large")
+
+// Bounds of an answer's bytes, inclusive.
+const (
+	// readBytesMax is what grpc sends at most.
+	readBytesMax = math.MaxInt32
+	// changeBytesMax bounds the answer of a change. It is less, for every member makes it while it applies the
+	// entry, and again when it replays its log: an answer that does not fit its memory would end it each time.
+	changeBytesMax = 256 << 20
 )
 
 // Leases is the lease table as the store needs it. It is called on apply's goroutine only.

@@ -21,6 +21,8 @@ type state struct {
 	live        int64 // keys that are not deleted
 	unpublished bool  // the Store's: summaries in the tree are older than those in the pages
 	hashes      []compactionHash
+
+	readMax, changeMax int // readBytesMax and changeBytesMax, but in tests
 }
 
 // recent is a record written since the last Publish.

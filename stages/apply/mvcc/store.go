@@ -65,7 +65,10 @@ func newStore(r backend.Reader, w backend.Writer, cfg Config, l Leases) *Store {
 		}
 	}
 	return &Store{
-		state:   state{tree: newTree(), reader: r, rev: 1, compactRev: -1, unpublished: true},
+		state: state{
+			tree: newTree(), reader: r, rev: 1, compactRev: -1, unpublished: true,
+			readMax: readBytesMax, changeMax: changeBytesMax,
+		},
 		w:       w,
 		leases:  l,
 		metrics: &m,

@@ -35,13 +35,15 @@ type txn struct {
 	gone  []span // check: what earlier operations will have deleted
 	late  error  // check: found on the way, for when nothing else is wrong
 	out   buffer
+	max   int  // bytes that out may hold
+	over  bool // it would hold more: the changes are made, the answer is lost
 	count counts
 }
 
 // Txn applies a transaction. ErrFutureRev, ErrCompacted, ErrLeaseNotFound or ErrKeyNotFound of any
-// operation on the taken path refuse all of it.
+// operation on the taken path refuse all of it. ErrAnswerTooLarge comes with the result of changes that were made.
 func (s *Store) Txn(r *wire.TxnRequest) (Result, error) {
-	t := txn{st: &s.state, store: s, path: s.path[:0], out: buffer(s.scratch[:0])}
+	t := txn{st: &s.state, store: s, path: s.path[:0], out: buffer(s.scratch[:0]), max: s.changeMax}
 	t.decide(r)
 	s.path = t.path
 	if err := cmp.Or(t.check(r), t.late); err != nil {
@@ -58,19 +60,28 @@ func (s *Store) Txn(r *wire.TxnRequest) (Result, error) {
 	if s.counts.sum()-before.sum() > 1 {
 		s.counts.txns++
 	}
+	if t.over {
+		return s.end(nil), ErrAnswerTooLarge
+	}
 	return s.end(append(s.arena.take(len(t.out)), t.out...)), nil
 }
 
-// Txn executes a read-only transaction and returns the encoded TxnResponse without its header field.
+// Txn executes a read-only transaction and returns the encoded TxnResponse without its header field. Errors are
+// those of Store's, of which ErrAnswerTooLarge says here, too, that there is no answer.
 func (v *View) Txn(r *wire.TxnRequest) (body []byte, err error) {
-	t := txn{st: &v.state}
+	t := txn{st: &v.state, max: v.readMax}
 	t.decide(r)
 	if err := t.check(r); err != nil {
 		return nil, err
 	}
-	t.out = make(buffer, 0, v.TxnBound(r))
+	t.step = 0
+	// What is not taken counts for nothing, and what is too large is never made room for.
+	t.out = make(buffer, 0, min(t.bound(r)+tailBytesMax, int64(t.max)))
 	t.step = 0
 	t.run(r)
+	if t.over {
+		return nil, ErrAnswerTooLarge
+	}
 	v.metrics.Ranges.Add(float64(t.count.ranges))
 	if t.count.ranges > 1 {
 		v.metrics.Txns.Add(1)
@@ -95,6 +106,21 @@ func (v *View) opsBound(ops []wire.RequestOp) (n int64) {
 			n += v.RangeBound(op.Range)
 		case op.Txn != nil:
 			n += v.TxnBound(op.Txn)
+		}
+	}
+	return n
+}
+
+// bound is TxnBound for the path taken.
+func (t *txn) bound(r *wire.TxnRequest) (n int64) {
+	ops := branch(r, t.taken())
+	for i := range ops {
+		n += opBytesMax
+		switch op := &ops[i]; {
+		case op.Range != nil && !op.Range.CountOnly:
+			n += t.st.bound(op.Range)
+		case op.Txn != nil:
+			n += t.bound(op.Txn)
 		}
 	}
 	return n
@@ -187,19 +213,36 @@ func (t *txn) run(r *wire.TxnRequest) {
 	}
 }
 
+// Append is the Sink of the transaction's ranges. What goes beyond the answer's limit is dropped.
+func (t *txn) Append(p []byte) {
+	if t.fits(len(p)) {
+		t.out = append(t.out, p...)
+	}
+}
+
+// Reserve is the Sink's, too.
+func (t *txn) Reserve(n int) []byte {
+	if !t.fits(n) {
+		return make([]byte, n)
+	}
+	return t.out.Reserve(n)
+}
+
 func (t *txn) runOp(op *wire.RequestOp) {
 	start, field := len(t.out), protowire.Number(0)
 	switch {
 	case op.Range != nil:
 		field = fieldOpRange
 		t.header()
-		t.st.answer(op.Range, &t.out)
+		if !t.over {
+			t.st.answer(op.Range, t)
+		}
 		t.count.ranges++
 	case op.Put != nil:
 		field = fieldOpPut
 		prev := t.store.put(op.Put)
 		t.header()
-		if op.Put.PrevKV && prev != nil {
+		if op.Put.PrevKV && prev != nil && t.fits(len(prev)) {
 			t.out = wire.AppendBytesField(t.out, fieldPutPrev, prev)
 		}
 	case op.Delete != nil:
@@ -209,13 +252,21 @@ func (t *txn) runOp(op *wire.RequestOp) {
 		}
 		n, prevs := t.store.deleteRange(spanOf(op.Delete.Key, op.Delete.RangeEnd), op.Delete.PrevKV)
 		t.header()
-		t.out = appendDeleted(t.out, n, prevs)
+		if t.fits(deletedSize(n, prevs)) {
+			t.out = appendDeleted(t.out, n, prevs)
+		}
 	case op.Txn != nil:
 		field = fieldOpTxn
 		t.out = wire.AppendBytesField(t.out, fieldHeader, nil) // present but empty
 		t.run(op.Txn)
 	}
 	t.out.wrap(start, field)
+}
+
+// fits says whether n bytes more may be added to the answer.
+func (t *txn) fits(n int) bool {
+	t.over = t.over || len(t.out)+n > t.max
+	return !t.over
 }
 
 // header writes an inner response's: the revision before until the first effective change, then the new one.

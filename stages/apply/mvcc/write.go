@@ -30,9 +30,13 @@ func (s *Store) Put(r *wire.PutRequest) (Result, error) {
 	return s.end(body), nil
 }
 
-// DeleteRange applies a delete; without a key to delete it changes nothing. It returns no error.
+// DeleteRange applies a delete; without a key to delete it changes nothing. ErrAnswerTooLarge comes with the
+// result of a delete that was made.
 func (s *Store) DeleteRange(r *wire.DeleteRangeRequest) (Result, error) {
 	deleted, prevs := s.deleteRange(spanOf(r.Key, r.RangeEnd), r.PrevKV)
+	if deletedSize(deleted, prevs) > s.changeMax {
+		return s.end(nil), ErrAnswerTooLarge
+	}
 	return s.end(appendDeleted(s.arena.take(deletedSize(deleted, prevs)), deleted, prevs)), nil
 }
 
