@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/process"
 )
 
 // httpAnswer is what both servers must agree on.
@@ -352,9 +354,42 @@ func authed(t *testing.T, p *pair) {
 	}
 }
 
+// awaitStorageVersion returns once d has raised its storage version to the cluster's, which the reference does
+// at a pass of its monitor, seconds after the start.
+func awaitStorageVersion(t *testing.T, d *process.Daemon) {
+	t.Helper()
+	ctx := within(t, 30*time.Second)
+	again := time.NewTicker(100 * time.Millisecond)
+	defer again.Stop()
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Client+"/version", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(body), `"storage":"3.7.0"`) {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatalf("version %s: %v", body, ctx.Err())
+		}
+	}
+}
+
 // The endpoints that are not the gateway's.
 func TestParityEndpoints(t *testing.T) {
 	p := pairUp(t, "--listen-metrics-urls=http://127.0.0.1:0")
+	awaitStorageVersion(t, p.ref.Daemon)
 	var cases []httpCase
 	for _, path := range []string{
 		"/health", "/health?serializable=true", "/health?serializable=1", "/health?exclude=NOSPACE", "/health?exclude=",
