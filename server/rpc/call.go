@@ -24,9 +24,10 @@ const (
 // call is the pooled state of one hot request. The request aliases buf until free, so nothing that outlives
 // the handler may keep a part of it: proposals are encoded before Propose waits, watch keys are copied.
 type call struct {
-	kind  callKind
-	buf   mem.Buffer // holds the request's bytes; nil without any
-	bytes int        // length of the message
+	kind   callKind
+	buf    mem.Buffer // holds the request's bytes; nil without any
+	bytes  int        // length of the message
+	opsMax int        // --max-txn-ops
 
 	rng     wire.RangeRequest
 	put     wire.PutRequest
@@ -70,7 +71,7 @@ func (c *call) receive(data mem.BufferSlice, pool mem.BufferPool) error {
 	case callDelete:
 		return c.del.Decode(b)
 	case callTxn:
-		return c.txn.Decode(b)
+		return c.txn.DecodeBounded(b, c.opsMax)
 	case callCompact:
 		return c.compact.Decode(b)
 	case callKeepAlive:

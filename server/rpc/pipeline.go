@@ -110,7 +110,7 @@ func (s *Server) hotUnary(
 ) func(any, context.Context, func(any) error, grpc.UnaryServerInterceptor) (any, error) {
 	return func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 		c := s.calls.Get().(*call)
-		c.kind = kind
+		c.kind, c.opsMax = kind, s.cfg.TxnOpsMax
 		defer func() {
 			c.reset()
 			s.calls.Put(c)

@@ -1,8 +1,11 @@
 package rpc
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -109,6 +112,70 @@ func TestConflictAgainstAllPairs(t *testing.T) {
 		what := fmt.Sprintf("%+v", c)
 		if got := c.conflict() != nil; got != want {
 			t.Fatalf("round %d: %s: %v, want %v", round, what, got, want)
+		}
+	}
+}
+
+// randomOps makes nested transactions around the limits, some of them wrong in other ways.
+func randomOps(rnd *rand.Rand, depth int) *pb.TxnRequest {
+	r := &pb.TxnRequest{}
+	for range rnd.IntN(8) {
+		r.Compare = append(r.Compare, &pb.Compare{Key: []byte("k")[:min(1, rnd.IntN(30))]})
+	}
+	for _, list := range []*[]*pb.RequestOp{&r.Success, &r.Failure} {
+		for i := range rnd.IntN(8) {
+			switch n := rnd.IntN(30); {
+			case n == 0:
+				*list = append(*list, &pb.RequestOp{})
+			case n < 8 && depth > 0:
+				*list = append(*list, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: randomOps(rnd, depth-1)}})
+			default:
+				*list = append(*list, opPut(fmt.Sprint("k", depth, i, rnd.IntN(100))))
+			}
+		}
+	}
+	return r
+}
+
+// What the decoder forgets of a transaction that is too large never changes the verdict on it.
+func TestBoundedDecode(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	verdicts := map[error]int{}
+	for range 5000 {
+		b, err := proto.Marshal(randomOps(rnd, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		opsMax := rnd.IntN(12)
+		var whole, bounded wire.TxnRequest
+		if err := errors.Join(whole.Decode(b), bounded.DecodeBounded(b, opsMax)); err != nil {
+			t.Fatal(err)
+		}
+		want := checkTxn(&whole, opsMax)
+		if got := checkTxn(&bounded, opsMax); got != want {
+			t.Fatalf("%x, at most %d: %v, want %v", b, opsMax, got, want)
+		}
+		verdicts[want]++
+	}
+	if len(verdicts) < 4 || verdicts[nil] == 0 {
+		t.Errorf("the requests are too much alike: %v", verdicts)
+	}
+}
+
+// Two bytes of a request do not hold a hundred of memory.
+func TestManyOperations(t *testing.T) {
+	for name, field := range map[string]byte{"compares": 0x0a, "success": 0x12, "failure": 0x1a} {
+		b := bytes.Repeat([]byte{field, 0}, 1<<20)
+		var r wire.TxnRequest
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if err := r.DecodeBounded(b, 128); err != nil {
+			t.Fatal(err)
+		}
+		runtime.ReadMemStats(&after)
+		allocated := after.TotalAlloc - before.TotalAlloc
+		if checkTxn(&r, 128) != rpctypes.ErrGRPCTooManyOps || allocated > 1<<20 {
+			t.Errorf("%s: %d bytes allocated, %v", name, allocated, checkTxn(&r, 128))
 		}
 	}
 }

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"errors"
+	"math"
 	"unicode/utf8"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -237,7 +238,7 @@ func operandOf(num protowire.Number) CompareOperand {
 // maxTxnDepth bounds nesting, as protobuf's own decoder does, so that hostile input cannot exhaust the stack.
 const maxTxnDepth = 5000
 
-func (op *RequestOp) decode(b []byte, depth int) error {
+func (op *RequestOp) decode(b []byte, depth, opsMax int) error {
 	for len(b) > 0 {
 		f, rest, err := next(b)
 		if err != nil {
@@ -268,7 +269,7 @@ func (op *RequestOp) decode(b []byte, depth int) error {
 			if op.Txn == nil {
 				*op = RequestOp{Txn: new(TxnRequest)}
 			}
-			err = op.Txn.merge(f.b, depth+1)
+			err = op.Txn.merge(f.b, depth+1, opsMax)
 		}
 		if err != nil {
 			return err
@@ -278,9 +279,17 @@ func (op *RequestOp) decode(b []byte, depth int) error {
 }
 
 // Decode reads etcdserverpb.TxnRequest into r, which aliases b.
-func (r *TxnRequest) Decode(b []byte) error { *r = TxnRequest{}; return r.merge(b, 0) }
+func (r *TxnRequest) Decode(b []byte) error { return r.DecodeBounded(b, math.MaxInt) }
 
-func (r *TxnRequest) merge(b []byte, depth int) error {
+// DecodeBounded is Decode for a request that comes from a client and may hold opsMax operations or compares at
+// most, a nested one what its enclosing level leaves over. Of a longer list it keeps one element too many, and
+// forgets the others as it reads them: two bytes of a request would else hold a hundred of memory.
+func (r *TxnRequest) DecodeBounded(b []byte, opsMax int) error {
+	*r = TxnRequest{}
+	return r.merge(b, 0, opsMax)
+}
+
+func (r *TxnRequest) merge(b []byte, depth, opsMax int) error {
 	if depth > maxTxnDepth {
 		return ErrMalformed
 	}
@@ -295,20 +304,30 @@ func (r *TxnRequest) merge(b []byte, depth int) error {
 		}
 		switch f.num {
 		case 1:
+			if len(r.Compare) > opsMax {
+				err = new(Compare).decode(f.b)
+				break
+			}
 			r.Compare = append(r.Compare, Compare{})
 			err = r.Compare[len(r.Compare)-1].decode(f.b)
 		case 2:
-			r.Success = append(r.Success, RequestOp{})
-			err = r.Success[len(r.Success)-1].decode(f.b, depth)
+			r.Success, err = appendOp(r.Success, f.b, depth, opsMax)
 		case 3:
-			r.Failure = append(r.Failure, RequestOp{})
-			err = r.Failure[len(r.Failure)-1].decode(f.b, depth)
+			r.Failure, err = appendOp(r.Failure, f.b, depth, opsMax)
 		}
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func appendOp(ops []RequestOp, b []byte, depth, opsMax int) ([]RequestOp, error) {
+	if len(ops) > opsMax {
+		return ops, new(RequestOp).decode(b, depth, -1)
+	}
+	ops = append(ops, RequestOp{})
+	return ops, ops[len(ops)-1].decode(b, depth, opsMax-len(ops))
 }
 
 // Decode reads etcdserverpb.InternalRaftRequest into r, which aliases b. A request of another kind than
@@ -348,7 +367,7 @@ func (r *Request) Decode(b []byte) error {
 			if r.Txn == nil {
 				r.Txn = new(TxnRequest)
 			}
-			err = r.Txn.merge(f.b, 0)
+			err = r.Txn.merge(f.b, 0, math.MaxInt)
 		case f.typ == protowire.BytesType && f.num == fieldCompaction:
 			if r.Compaction == nil {
 				r.Compaction = new(CompactionRequest)
