@@ -1,11 +1,13 @@
 package web
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	goruntime "runtime"
 	"slices"
 
 	gwruntime "github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
@@ -30,15 +32,19 @@ type GatewayConfig struct {
 	AuthEnabled func() bool
 }
 
+// largeBodyBytes is the size from which a JSON body waits for its turn: decoded it may be fifty times as large.
+const largeBodyBytes = 256 << 10
+
 // gateway serves /v3/ by translating JSON to gRPC calls.
 type gateway struct {
-	cfg GatewayConfig
-	mux *gwruntime.ServeMux
+	cfg   GatewayConfig
+	mux   *gwruntime.ServeMux
+	large chan struct{} // a token per large body that is being served
 }
 
 // NewGateway returns the handler of /v3/. ctx bounds its registration only.
 func NewGateway(ctx context.Context, cfg GatewayConfig) (http.Handler, error) {
-	g := &gateway{cfg: cfg, mux: gwruntime.NewServeMux(
+	g := &gateway{cfg: cfg, large: make(chan struct{}, goruntime.GOMAXPROCS(0)), mux: gwruntime.NewServeMux(
 		gwruntime.WithMarshalerOption(gwruntime.MIMEWildcard, marshaler()), gwruntime.WithErrorHandler(refuse),
 	)}
 	for _, register := range []func() error{
@@ -81,16 +87,61 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.serveWebsocket(w, r)
 		return
 	}
-	if !slices.Contains(streamPaths(), r.URL.Path) {
-		r.Body = &boundedBody{ReadCloser: http.MaxBytesReader(w, r.Body, g.cfg.BodyBytesMax)}
+	if slices.Contains(streamPaths(), r.URL.Path) {
+		g.mux.ServeHTTP(w, r)
+		return
 	}
+	body := &boundedBody{ReadCloser: http.MaxBytesReader(w, r.Body, g.cfg.BodyBytesMax)}
+	done, admitted := g.admit(r.Context(), body)
+	if !admitted {
+		return // the client has left
+	}
+	defer done()
+	r.Body = body
 	g.mux.ServeHTTP(w, r)
+}
+
+// admit reads a large body as a whole, then waits for its turn; a client that sends it slowly keeps no turn from
+// others. done ends the turn; there is none when ctx ends first.
+func (g *gateway) admit(ctx context.Context, body *boundedBody) (done func(), admitted bool) {
+	start, err := io.ReadAll(io.LimitReader(body, largeBodyBytes))
+	if err != nil || len(start) < largeBodyBytes {
+		body.again(start, err)
+		return func() {}, true
+	}
+	rest, err := io.ReadAll(body)
+	body.again(append(start, rest...), err)
+	select {
+	case g.large <- struct{}{}:
+		return func() { <-g.large }, true
+	case <-ctx.Done():
+		return nil, false
+	}
 }
 
 // boundedBody remembers that the limit was met: the generated handlers pass on the text of an error only.
 type boundedBody struct {
 	io.ReadCloser
 	met bool
+}
+
+// again makes what was read, and how it ended, the body once more.
+func (b *boundedBody) again(read []byte, err error) {
+	rest := b.ReadCloser
+	b.ReadCloser = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(read), ended{err}), rest}
+}
+
+// ended is the end of a body.
+type ended struct{ err error }
+
+func (e ended) Read([]byte) (int, error) {
+	if e.err == nil {
+		return 0, io.EOF
+	}
+	return 0, e.err
 }
 
 func (b *boundedBody) Read(p []byte) (int, error) {

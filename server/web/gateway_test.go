@@ -322,6 +322,42 @@ func TestMessageLimit(t *testing.T) {
 	}
 }
 
+// Large bodies are served one after another, small ones at once; a body is read before its turn, and unharmed.
+func TestLargeBodiesTakeTurns(t *testing.T) {
+	g := &gateway{large: make(chan struct{}, 1)}
+	admit := func(ctx context.Context, size int) (func(), bool) {
+		body := &boundedBody{ReadCloser: io.NopCloser(strings.NewReader(strings.Repeat("x", size)))}
+		done, admitted := g.admit(ctx, body)
+		if read, err := io.ReadAll(body); admitted && (len(read) != size || err != nil) {
+			t.Errorf("%d of %d bytes, %v", len(read), size, err)
+		}
+		return done, admitted
+	}
+	done, admitted := admit(t.Context(), largeBodyBytes)
+	if !admitted || len(g.large) != 1 {
+		t.Fatal("the first large body waits")
+	}
+	for range 3 {
+		if _, admitted := admit(t.Context(), largeBodyBytes-1); !admitted {
+			t.Error("a small body waits")
+		}
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, admitted := admit(gone, largeBodyBytes+1); admitted {
+		t.Error("a client that has left is served")
+	}
+	next := make(chan bool)
+	go func() {
+		_, admitted := admit(t.Context(), 3*largeBodyBytes)
+		next <- admitted
+	}()
+	done()
+	if !<-next || len(g.large) != 1 {
+		t.Error("the next large body has no turn")
+	}
+}
+
 // openStream posts a body that stays open and returns a reader of the answer's lines.
 func openStream(
 	t *testing.T, s *httptest.Server, path string,
