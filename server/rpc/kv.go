@@ -8,6 +8,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc"
 
+	"sluice/stages/apply"
 	"sluice/stages/propose"
 	"sluice/stages/wire"
 )
@@ -49,13 +50,13 @@ func (s *Server) hotServices() []grpc.ServiceDesc {
 }
 
 func (s *Server) servePut(ctx context.Context, c *call) (*reply, error) {
-	if err := s.quota(ctx, putCost(&c.put)); err != nil {
+	c.proposal.Put = &c.put
+	if err := s.quota(ctx, apply.Cost(&c.proposal)); err != nil {
 		return nil, err
 	}
 	if err := checkPut(&c.put); err != nil {
 		return nil, err
 	}
-	c.proposal.Put = &c.put
 	return s.write(ctx, &c.proposal)
 }
 
@@ -68,7 +69,8 @@ func (s *Server) serveDelete(ctx context.Context, c *call) (*reply, error) {
 }
 
 func (s *Server) serveTxn(ctx context.Context, c *call) (*reply, error) {
-	if cost := txnCost(&c.txn); cost > 0 {
+	c.proposal.Txn = &c.txn
+	if cost := apply.Cost(&c.proposal); cost > 0 {
 		if err := s.quota(ctx, cost); err != nil {
 			return nil, err
 		}
@@ -80,7 +82,6 @@ func (s *Server) serveTxn(ctx context.Context, c *call) (*reply, error) {
 		return s.readTxn(ctx, &c.txn, serializable)
 	}
 	readPresent(&c.txn)
-	c.proposal.Txn = &c.txn
 	return s.write(ctx, &c.proposal)
 }
 

@@ -239,23 +239,3 @@ func readOnly(r *wire.TxnRequest) (only, serializable bool) {
 	}
 	return true, serializable
 }
-
-// putOverhead is what the quota counts for a record beyond its key and value.
-const putOverhead = 256
-
-func putCost(r *wire.PutRequest) int64 { return int64(putOverhead + len(r.Key) + len(r.Value)) }
-
-// txnCost is the quota cost of the dearer branch.
-func txnCost(r *wire.TxnRequest) int64 { return max(branchCost(r.Success), branchCost(r.Failure)) }
-
-func branchCost(branch []wire.RequestOp) (n int64) {
-	for i := range branch {
-		switch op := &branch[i]; {
-		case op.Put != nil:
-			n += putCost(op.Put)
-		case op.Txn != nil:
-			n += txnCost(op.Txn)
-		}
-	}
-	return n
-}
