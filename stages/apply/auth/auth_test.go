@@ -441,3 +441,20 @@ func TestNameLimit(t *testing.T) {
 		}
 	}
 }
+
+// Nobody is the user of the empty name, as in etcd: who asks for it hears that there is no such user.
+func TestUserGetOfNobody(t *testing.T) {
+	table := enabled(t, buckets.New()).Table()
+	for _, c := range []struct {
+		who  Identity
+		name string
+		want error
+	}{
+		{Identity{}, "", nil}, {Identity{}, "u", ErrUserEmpty}, {table.Known("u"), "u", nil},
+		{table.Known("u"), "", ErrPermissionDenied}, {table.Known("u"), "root", ErrPermissionDenied},
+	} {
+		if err := table.CheckUserGet(c.who, c.name); !errors.Is(err, c.want) {
+			t.Errorf("%q asks for %q: %v, want %v", c.who.User, c.name, err, c.want)
+		}
+	}
+}

@@ -205,10 +205,11 @@ func (t *Table) CheckKnown(who Identity) error {
 	return nil
 }
 
-// CheckUserGet says whether who may see the user name: root may, and the user itself.
+// CheckUserGet says whether who may see the user name: root may, and the user itself; nobody may ask for the
+// empty name, which no user has.
 func (t *Table) CheckUserGet(who Identity, name string) error {
 	err := t.CheckAdmin(who)
-	if err != nil && who.User != "" && who.User == name {
+	if err != nil && who.User == name {
 		return nil
 	}
 	return err
