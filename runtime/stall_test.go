@@ -258,7 +258,8 @@ func TestStalledDisk(t *testing.T) {
 // A disk that is away for longer than a request waits: everybody is told so in time, what was handed to raft
 // takes effect once when the disk is back, what was not never does, and the member goes on.
 func TestStallBeyondTheTimeout(t *testing.T) {
-	const puts, valueBytes, limit = 5000, 1000, 1 << 20
+	// More than the limit, replicate's intake of 8 MiB and the batches on the way hold together.
+	const puts, valueBytes, limit = 5000, 4000, 1 << 20
 	inBubble(t, func(t *testing.T, cfg Config, disk *faultyDisk) {
 		cfg.UncommittedBytes = limit
 		m := run(t, cfg)

@@ -187,14 +187,21 @@ func TestBC21(t *testing.T) {
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 4*time.Second)
 	defer stop()
-	var wg sync.WaitGroup
+	var wg, writers sync.WaitGroup
 	for i := range 10 {
-		wg.Go(func() {
+		writers.Go(func() {
 			for ctx.Err() == nil {
 				_, _ = s.c.Put(ctx, fmt.Sprintf("p/%d", i), "v")
 			}
 		})
 	}
+	const end = "p/end" // the last event that there is to see
+	wg.Go(func() {
+		writers.Wait()
+		if _, err := s.c.Put(t.Context(), end, "v"); err != nil {
+			t.Error(err)
+		}
+	})
 	w := s.stream(t)
 	w.create(&pb.WatchCreateRequest{Key: []byte("p/"), RangeEnd: []byte("p0"), StartRevision: 1})
 	wg.Go(func() {
@@ -212,13 +219,14 @@ func TestBC21(t *testing.T) {
 	})
 	var last, progress int64
 	answers := 0
-	for ctx.Err() == nil {
+	for ended := false; !ended; {
 		r := w.next()
 		for _, ev := range r.Events {
 			if ev.Kv.ModRevision != last+1 && last != 0 || ev.Kv.ModRevision <= progress {
 				t.Fatalf("event %d after event %d and progress %d", ev.Kv.ModRevision, last, progress)
 			}
 			last = ev.Kv.ModRevision
+			ended = string(ev.Kv.Key) == end
 		}
 		if r.WatchId == -1 {
 			answers++
