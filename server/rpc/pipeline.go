@@ -186,10 +186,11 @@ func (c *countedStream) SendMsg(m any) error {
 const (
 	unknownVersion    = "unknown"
 	clientVersionsMax = 200
+	versionBytesMax   = 64
 )
 
 // clientVersions counts requests by client version. The label comes from clients, so the number of different
-// ones is bounded: what comes after counts as unknown.
+// ones is bounded, and their length: what comes after, or is longer, counts as unknown.
 type clientVersions struct {
 	requests *prometheus.CounterVec
 
@@ -199,6 +200,9 @@ type clientVersions struct {
 }
 
 func (v *clientVersions) count(kind requestKind, version string) {
+	if len(version) > versionBytesMax {
+		version = unknownVersion
+	}
 	c, ok := v.known[kind].Load(version)
 	if !ok {
 		c = v.add(kind, version)

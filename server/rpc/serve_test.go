@@ -695,6 +695,14 @@ func TestClientVersionHeader(t *testing.T) {
 	if _, err := kv.Range(within(t), &pb.RangeRequest{Key: []byte("a")}); err != nil {
 		t.Error(err)
 	}
+	long := metadata.AppendToOutgoingContext(within(t), "client-api-version", strings.Repeat("9", 100<<10))
+	before := s.clients.n
+	if _, err := kv.Range(long, &pb.RangeRequest{Key: []byte("a")}); err != nil || s.clients.n > before+1 {
+		t.Error(err)
+	}
+	if _, kept := s.clients.known[unaryRequest].Load(unknownVersion); !kept {
+		t.Error("a very long version is not counted as unknown")
+	}
 	for i := range clientVersionsMax + 20 {
 		many := metadata.AppendToOutgoingContext(within(t), "client-api-version", fmt.Sprint(i))
 		if _, err := kv.Range(many, &pb.RangeRequest{Key: []byte("a")}); err != nil {
