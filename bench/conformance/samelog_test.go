@@ -41,8 +41,16 @@ func (a *administrator) user() string             { return a.pick("root", "u1", 
 func (a *administrator) role() string             { return a.pick("root", "r1", "r2") }
 func (a *administrator) key() string              { return string(rune('a' + a.rnd.IntN(15))) }
 func (a *administrator) lease() clientv3.LeaseID  { return clientv3.LeaseID(a.rnd.IntN(6) - 1) }
-func (a *administrator) end() clientv3.OpOption {
-	return clientv3.WithRange(a.pick("", "\x00", a.key()))
+
+// span returns a key and the end of an interval from it. None is inverted or empty: whether somebody without
+// the role root may name such a one depends, in the reference, on the shape that its tree of permissions
+// happens to have.
+func (a *administrator) span() (string, clientv3.OpOption) {
+	key, end := a.key(), a.key()+"~"
+	if end < key {
+		key, end = end[:1], key+"~"
+	}
+	return key, clientv3.WithRange(a.pick("", "\x00", end))
 }
 
 func (a *administrator) op(depth int) clientv3.Op {
@@ -50,9 +58,10 @@ func (a *administrator) op(depth int) clientv3.Op {
 	case n < 2:
 		return clientv3.OpPut(a.key()+fmt.Sprint(a.rnd.IntN(1000)), "v", clientv3.WithLease(a.lease()))
 	case n == 2:
-		return clientv3.OpDelete(a.key(), a.end())
+		return clientv3.OpDelete(a.span())
 	case n == 3:
-		return clientv3.OpGet(a.key(), a.end(), clientv3.WithRev(int64(a.rnd.IntN(3)*a.rnd.IntN(200))))
+		key, end := a.span()
+		return clientv3.OpGet(key, end, clientv3.WithRev(int64(a.rnd.IntN(3)*a.rnd.IntN(200))))
 	case n == 4 && depth < 2:
 		return clientv3.OpTxn(
 			[]clientv3.Cmp{clientv3.Compare(clientv3.Version(a.key()), ">", a.rnd.IntN(2))},
@@ -107,7 +116,8 @@ func (a *administrator) step(ctx context.Context) {
 	case n < 16:
 		_, _ = c.Put(ctx, a.key(), fmt.Sprint(n), clientv3.WithLease(a.lease()))
 	case n < 20:
-		_, _ = c.Delete(ctx, a.key(), a.end())
+		key, end := a.span()
+		_, _ = c.Delete(ctx, key, end)
 	case n < 27:
 		created := clientv3.Compare(clientv3.CreateRevision(a.key()), "=", 0)
 		_, _ = c.Txn(ctx).If(created).Then(a.op(0), a.op(0)).Else(a.op(0)).Commit()
