@@ -15,7 +15,7 @@ import (
 
 var (
 	opsFlag    = flag.Int("ops", 4000, "operations of the differential test")
-	seedFlag   = flag.Uint64("seed", 0, "seed of random tests, 0 for a new one")
+	seedFlag   = flag.Uint64("seed", 1, "seed of random tests, 0 for a new one")
 	roundsFlag = flag.Int("rounds", 4, "rounds of the kill -9 test")
 	tinyFlag   = flag.Bool("tiny", false, "run every daemon with mailboxes of size 1")
 )
