@@ -29,10 +29,10 @@ type Alarm struct {
 
 // Set is the live state. Apply's goroutine alone uses it; what others see is its List.
 type Set struct {
-	list []Alarm // ascending by type, then by member; replaced, never changed
+	list []Alarm           // ascending by type, then by member; replaced, never changed
+	view []*pb.AlarmMember // the same for clients
 	w    backend.Writer
 	raw  map[Alarm][]byte // the bucket keys as they stand, where another encoder wrote them
-	view []*pb.AlarmMember
 }
 
 // Load reads bucket alarm from r. Changes go to w.
@@ -51,7 +51,9 @@ func Load(r backend.Reader, w backend.Writer) (*Set, error) {
 	})
 	slices.SortFunc(s.list, compare)
 	s.list = slices.Compact(s.list)
-	s.publish()
+	for _, a := range s.list {
+		s.view = append(s.view, a.message())
+	}
 	return s, err
 }
 
@@ -103,31 +105,27 @@ func (s *Set) Apply(r *pb.AlarmRequest) (resp *pb.AlarmResponse, changed *Alarm,
 	default:
 		return nil, nil, ErrUnknownAction
 	}
-	resp.Alarms = []*pb.AlarmMember{{MemberID: a.Member, Alarm: a.Type}}
+	resp.Alarms = []*pb.AlarmMember{a.message()}
 	return resp, changed, nil
 }
 
 func (s *Set) raise(a Alarm) {
 	at, _ := slices.BinarySearchFunc(s.list, a, compare)
 	s.list = slices.Insert(slices.Clone(s.list), at, a)
+	s.view = slices.Insert(slices.Clone(s.view), at, a.message())
 	s.raw[a] = encode(a)
 	s.w.Put(backend.Alarm, s.raw[a], []byte{})
-	s.publish()
 }
 
 func (s *Set) lower(a Alarm) {
-	s.list = slices.DeleteFunc(slices.Clone(s.list), func(x Alarm) bool { return x == a })
+	at, _ := slices.BinarySearchFunc(s.list, a, compare)
+	s.list = slices.Delete(slices.Clone(s.list), at, at+1)
+	s.view = slices.Delete(slices.Clone(s.view), at, at+1)
 	s.w.Delete(backend.Alarm, s.raw[a])
 	delete(s.raw, a)
-	s.publish()
 }
 
-func (s *Set) publish() {
-	s.view = make([]*pb.AlarmMember, len(s.list))
-	for i, a := range s.list {
-		s.view[i] = &pb.AlarmMember{MemberID: a.Member, Alarm: a.Type}
-	}
-}
+func (a Alarm) message() *pb.AlarmMember { return &pb.AlarmMember{MemberID: a.Member, Alarm: a.Type} }
 
 func compare(a, b Alarm) int {
 	switch {

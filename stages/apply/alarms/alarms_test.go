@@ -2,6 +2,8 @@ package alarms
 
 import (
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -86,4 +88,34 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("%x: %+v, %v, want %v", b, got, err, &want)
 		}
 	})
+}
+
+// The list for clients is that of the set at every moment, and what was handed out before stays as it was.
+func TestListFollows(t *testing.T) {
+	m := buckets.New()
+	s, err := Load(m, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rnd := rand.New(rand.NewPCG(1, 1))
+	for range 500 {
+		before := s.List()
+		was := fmt.Sprint(before)
+		r := &pb.AlarmRequest{
+			Action: pb.AlarmRequest_AlarmAction(1 + rnd.IntN(2)), MemberID: uint64(rnd.IntN(4)), Alarm: pb.AlarmType(rnd.IntN(5) - 1),
+		}
+		if _, _, err := s.Apply(r); err != nil {
+			t.Fatal(err)
+		}
+		if fmt.Sprint(before) != was {
+			t.Fatalf("%v changed a list that was handed out: %s", r, was)
+		}
+		again, err := Load(m, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := fmt.Sprint(s.List()), fmt.Sprint(again.List()); got != want || len(s.Alarms()) != len(s.List()) {
+			t.Fatalf("%v: %s, want %s", r, got, want)
+		}
+	}
 }
