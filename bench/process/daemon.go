@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -58,14 +59,25 @@ func New(program, dir string, extra ...string) (*Daemon, error) {
 	}, nil
 }
 
-// freePort asks the kernel for a port that nobody listens on now.
+// ports hands out each port once per process.
+var ports sync.Map
+
+// freePort finds a port of loopback that nobody listens on now. It lies below those that the kernel gives to
+// outgoing connections, one of which would otherwise take it before the daemon does.
 func freePort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("find a free port: %w", err)
+	for range 1000 {
+		port := 10000 + rand.IntN(22000)
+		if _, taken := ports.LoadOrStore(port, true); taken {
+			continue
+		}
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			continue
+		}
+		defer l.Close()
+		return l.Addr().String(), nil
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
+	return "", errors.New("no free port on loopback")
 }
 
 // Start runs the daemon and returns when /health says true, or ErrNotReady with the end of its log.
