@@ -70,7 +70,7 @@ func TestCellsUnderStress(t *testing.T) {
 						t.Errorf("request %x got %+v", r.ID, res)
 					case err == nil:
 						ok.Add(1)
-					case err == ErrCanceled || err == ErrTimeout || err == ErrTooManyRequests:
+					case err == ErrCanceled || err == ErrTimeout || err == ErrTimeoutLeaderFail || err == ErrTooManyRequests:
 						failed.Add(1)
 					default:
 						t.Error(err)

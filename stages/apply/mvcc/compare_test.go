@@ -193,7 +193,7 @@ func (r *random) history(h held) {
 	n := 0
 	err := h.v.History(from, to, func(ev *wire.Event) bool {
 		if n < len(want) && ev.Rev == h.compact &&
-			(string(ev.Key) != want[n].key || ev.Type == wire.EventPut && want[n].kv == nil) {
+			(string(ev.Key) != want[n].key || ev.Type == wire.EventPut && want[n].kv == nil || olderPut(ev, want[n].kv)) {
 			return true // one that is going to be compacted
 		}
 		if n == len(want) {
@@ -286,4 +286,10 @@ func (r *random) invariants() {
 	if most := s.slabs.bytesMax + int64(s.slabs.block); s.slabs.bytesMax > 0 && bytes > most {
 		r.Fatalf("slabs hold %d bytes, at most %d", bytes, most)
 	}
+}
+
+// olderPut says whether ev is a put of the same revision and key before the one that made kv.
+func olderPut(ev *wire.Event, kv *mvccpb.KeyValue) bool {
+	var got wire.KeyValue
+	return ev.Type == wire.EventPut && kv != nil && got.Decode(ev.KV) == nil && got.Version < kv.Version
 }
