@@ -34,7 +34,7 @@ import (
 //	acks        replicate   persist, apply: reserved by credits             credits + 3
 //	persist     persist     replicate: reserved by credits                  credits (--mailbox-persist) + 1
 //	apply       apply       replicate: reserved by credits                  credits (--mailbox-apply)
-//	apply-work  apply       compactor, flusher, rpc wait                    8
+//	apply-work  apply       compactor, flusher wait                         8
 //	backend     backend     apply waits                                     --mailbox-backend
 //	watch       watch       apply, rpc, catch-up workers wait               --mailbox-watch
 //	expire      expire      apply, rpc wait                                 --mailbox-expire
